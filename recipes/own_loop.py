@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tinker_cookbook import checkpoint_utils, cli_utils
+from tinker_cookbook.backends import Connection, ServiceClient, TrainingClient
 from tinker_cookbook.backends.connect import connect_with
+from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.run import ml_log
 from tinker_cookbook.run.changes import check_same_settings
@@ -17,10 +19,6 @@ from tinker_cookbook.run.lock import RunLock
 from tinker_cookbook.run.resume import check_not_passed, newest_saved
 from tinker_cookbook.run.weights import check_weights
 from tinker_cookbook.training.server_needs import Need, ServerCheck
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import Connection, ServiceClient, TrainingClient
-    from tinker_cookbook.checkpoint_utils import CheckpointRecord
 
 C = TypeVar("C")
 D = TypeVar("D")

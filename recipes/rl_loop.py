@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chz
 import numpy as np
 
 from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
+from tinker_cookbook.backends import TrainingClient
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.grading.numbers import check_gsm8k
 from tinker_cookbook.recipes.math_rl.datasets import Problem, read_problems
 from tinker_cookbook.recipes.own_loop import run_own_loop
-from tinker_cookbook.renderers import ensure_text, get_renderer
+from tinker_cookbook.renderers import Renderer, ensure_text, get_renderer
 from tinker_cookbook.rl.losses import loss_hint
 from tinker_cookbook.run import ml_log
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -38,12 +39,7 @@ from tinker_cookbook.training.config import (
 )
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import TrainingClient
-    from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.utils.imports import tinker
 
 # Those that take a sample's log-probabilities and advantages, and nothing else.
 LOSSES = ("importance_sampling", "ppo", "cispo", "gspo")

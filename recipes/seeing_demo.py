@@ -17,9 +17,9 @@ from tinker_cookbook.demo.model import DEMO_MODEL
 from tinker_cookbook.engine.model.resolve import resolve_model
 from tinker_cookbook.image_processing_utils import get_image_processor
 from tinker_cookbook.recipes.tiny_llama import new_folder
+from tinker_cookbook.utils.imports import torch
 
 if TYPE_CHECKING:
-    import torch
     from PIL import Image
 
 RENDERER = "smolvlm"

@@ -13,11 +13,11 @@ from __future__ import annotations
 import logging
 import random
 import time
-from typing import TYPE_CHECKING
 
 import chz
 
 from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
+from tinker_cookbook.backends import TrainingClient
 from tinker_cookbook.backends.connect import leave_torch_out
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.recipes.own_loop import run_own_loop
@@ -37,11 +37,7 @@ from tinker_cookbook.training.config import (
 )
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import TrainingClient
+from tinker_cookbook.utils.imports import tinker
 
 logger = logging.getLogger(__name__)
 EXAMPLES = example_data("conversations.jsonl")

@@ -15,16 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.training.config import number, peak_rate
+from tinker_cookbook.utils.imports import torch
 from tinker_cookbook.utils.terminal import print_line
-
-if TYPE_CHECKING:
-    import torch
 
 R = TypeVar("R")
 Row = tuple[Sequence[int], Sequence[float]]

@@ -10,17 +10,13 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from tinker_cookbook.backends.protocols import SamplingClient
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.user_classes import accepts, overrides
 
 if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends.protocols import SamplingClient
     from tinker_cookbook.renderers import Message, Renderer
-else:
-    tinker = lazy_module("tinker")
 
 StopCondition: TypeAlias = list[str] | list[int]
 """Stop strings, or token ids that end a sample."""

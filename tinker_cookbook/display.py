@@ -9,16 +9,15 @@ from rich.panel import Panel
 from rich.text import Text
 
 from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.rl.types import Trajectory
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.terminal import TrainingProgress, get_console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import tinker
     from rich.console import Console
     from transformers import PreTrainedTokenizerBase
-
-    from tinker_cookbook.rl.types import Trajectory
 
 __all__ = [
     "TrainingProgress",

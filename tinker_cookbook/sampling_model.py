@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
+from tinker_cookbook.backends import SamplingClient, ServiceClient
 from tinker_cookbook.backends.connect import Connection, connect_with
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.engine.sampler_settings import SamplerSettings
@@ -23,8 +24,6 @@ from tinker_cookbook.training.config import BackendSettings, check_model, check_
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from tinker_cookbook.backends import SamplingClient, ServiceClient
 
 
 @chz.chz

@@ -9,10 +9,11 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.exceptions import (
     BackendError,
     ConfigurationError,
@@ -21,14 +22,7 @@ from tinker_cookbook.exceptions import (
 )
 from tinker_cookbook.judges.labels import LabelRenderer
 from tinker_cookbook.renderers import Message, Renderer
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 SYSTEM_PROMPT_TEMPLATE = (
     "Answer the user's question by picking exactly one of the choices they supply. Reply "

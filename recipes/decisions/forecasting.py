@@ -13,12 +13,12 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import chz
 import numpy as np
 
 from tinker_cookbook import checkpoint_utils, cli_utils
+from tinker_cookbook.backends import SamplingClient, TrainingClient
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.decisions.decision import (
     ChoiceRenderer,
@@ -54,14 +54,7 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import TrainingConfig, check_model, number
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient, TrainingClient
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 YES, NO = "yes", "no"
 REPLIES: Mapping[str, str] = {YES: "choice#Y", NO: "choice#N"}

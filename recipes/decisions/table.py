@@ -16,12 +16,13 @@ import asyncio
 import random
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import chz
 import numpy as np
 
 from tinker_cookbook import checkpoint_utils, cli_utils
+from tinker_cookbook.backends import SamplingClient, TrainingClient
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.decisions.decision import (
     Decision,
@@ -41,16 +42,8 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import TrainingConfig, check_model, number
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import tinker, torch
 from tinker_cookbook.utils.terminal import get_console
-
-if TYPE_CHECKING:
-    import tinker
-    import torch
-
-    from tinker_cookbook.backends import SamplingClient, TrainingClient
-else:
-    tinker = lazy_module("tinker")
 
 DAYS = ("Monday", "Friday", "Sunday")
 WEATHERS = ("rain", "sun", "snow", "wind")

@@ -17,18 +17,11 @@ Suffixes of tensors: T tokens, K choices.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from tinker_cookbook.exceptions import DataValidationError, nearest
 from tinker_cookbook.recipes.decisions.decision import Decision, DecisionRenderer
 from tinker_cookbook.supervised.common import datum_from_model_input_weights
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-    import torch
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker, torch
 
 ProbabilityLossFn = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 """``loss(choice_probs [K], target_probs [K])``: a scalar, differentiable in torch."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chz
 
@@ -39,9 +39,7 @@ from tinker_cookbook.supervised.types import (
     SupervisedDataset,
 )
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-
-if TYPE_CHECKING:
-    import tinker
+from tinker_cookbook.utils.imports import tinker
 
 OPEN_THOUGHTS = "open-thoughts/OpenThoughts3-1.2M"
 

@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chz
 import numpy as np
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.judges.agreement import roc_auc as auc_of
 from tinker_cookbook.recipes.forecasting.data import (
@@ -40,9 +41,6 @@ from tinker_cookbook.rl.types import (
     TrajectoryGroup,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient
 
 _NAME = r"(?:(?:final\s+)?(?:answer|forecast)|probability(?:\s+of\s+yes)?)\s*[:=]\s*"
 _NUMBER = r"(?P<value>[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(?P<percent>%?)"

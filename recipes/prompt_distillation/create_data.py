@@ -23,11 +23,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chz
 
 from tinker_cookbook import model_info
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.backends.connect import connect_with
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.eval.statistics import describe_share
@@ -51,9 +52,6 @@ from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.training.config import BackendSettings, check_model, check_settings, number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import Pace, ProgressDisplay, print_line
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient
 
 __all__ = ["LANGUAGE_CLASSIFICATION_PROMPT", "Config", "main"]
 

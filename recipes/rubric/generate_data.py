@@ -15,7 +15,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import chz
 
@@ -26,12 +26,7 @@ from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.command_line.programs import program_command
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 WRITE_DIR = "/tmp/tinker-examples/rubric_data"
 TOPICS = (

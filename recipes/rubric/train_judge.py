@@ -10,10 +10,10 @@ weights as its judge; their path is printed at the end.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import chz
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.judges import LabelJudge, LabelRenderer
@@ -29,15 +29,8 @@ from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatase
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import check_model, number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.terminal import get_console
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient
-else:
-    tinker = lazy_module("tinker")
 
 
 @chz.chz

@@ -8,18 +8,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.renderers import Message, Renderer
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 SCIENCE_SYSTEM_PROMPT_THINKING = (
     "Given a question and four options, please select the right answer. Think step by step, then "

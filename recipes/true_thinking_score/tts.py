@@ -15,19 +15,13 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinker_cookbook import model_info
+from tinker_cookbook.backends import SamplingClient, ServiceClient
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient, ServiceClient
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 HIGH, DECORATIVE = 0.7, 0.005
 """Scores from which a step counts as true thinking, and up to which as decoration."""

@@ -20,15 +20,11 @@ from tinker_cookbook.supervised.common import datum_from_model_input_weights
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import number
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import tinker, torch
 
 if TYPE_CHECKING:
     import datasets
-    import tinker
-    import torch
     from PIL import Image
-else:
-    tinker = lazy_module("tinker")
 
 DATASET_HELP = f"{', '.join(KNOWN)}, a Hub name, or a local folder"
 

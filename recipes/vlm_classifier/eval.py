@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import chz
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.plot import save_figure
 from tinker_cookbook.recipes.vlm_classifier.data import DATASET_HELP, LabelledImages
@@ -24,15 +25,8 @@ from tinker_cookbook.renderers import get_text_content
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.imports import lazy_module, missing_extra
+from tinker_cookbook.utils.imports import missing_extra, tinker
 from tinker_cookbook.utils.terminal import print_line
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient
-else:
-    tinker = lazy_module("tinker")
 
 
 @chz.chz

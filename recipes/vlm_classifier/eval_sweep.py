@@ -12,10 +12,11 @@ import asyncio
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chz
 
+from tinker_cookbook.backends import ServiceClient
 from tinker_cookbook.checkpoint_utils import (
     CheckpointRecord,
     get_last_checkpoint,
@@ -30,9 +31,6 @@ from tinker_cookbook.sampling_model import SamplingModelSettings
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import print_line
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import ServiceClient
 
 _IN_NAMES = {
     "lora_rank": (r"-(\d+)rank-", int),

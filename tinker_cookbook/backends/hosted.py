@@ -20,17 +20,11 @@ import warnings
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from tinker_cookbook.exceptions import BackendError
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-else:
-    # Checking for credentials must not import the SDK, which imports torch.
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 PROBE_SECONDS = 5.0
 """Seconds within which a URL must respond; otherwise it counts as unreachable."""

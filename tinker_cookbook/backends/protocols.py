@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from tinker_cookbook.utils.imports import tinker, torch
+
 if TYPE_CHECKING:
-    import tinker
-    import torch
     from tinker import types
     from transformers import PreTrainedTokenizerBase
 

@@ -16,16 +16,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tinker_cookbook.backends.protocols import ServiceClient, TrainingClient
 from tinker_cookbook.utils.command_line.entrypoint import server_error_message
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module, tinker
 
 if TYPE_CHECKING:
-    import tinker
     from tinker import types
-
-    from tinker_cookbook.backends.protocols import ServiceClient, TrainingClient
 else:
-    tinker = lazy_module("tinker")
     types = lazy_module("tinker.types")
 
 logger = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from tinker_cookbook.backends.connect import Connection
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
 from tinker_cookbook.renderers import Message, StreamingTextDelta, StreamingThinkingDelta
 from tinker_cookbook.renderers.core.codec import token_bytes
@@ -22,15 +23,10 @@ from tinker_cookbook.renderers.core.messages import (
 from tinker_cookbook.renderers.core.parsing import ContentDelta
 from tinker_cookbook.sampling_model import SamplingModel
 from tinker_cookbook.third_party.openai_compat import tinker_messages_to_openai
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import tinker
 
 if TYPE_CHECKING:
-    import tinker
     from tinker import types
-
-    from tinker_cookbook.backends.connect import Connection
-else:
-    tinker = lazy_module("tinker")
 
 _OPENAI_PREFIX = "/oai/api/v1"  # OpenAI API of tinker_cookbook.server
 _PROBE_SECONDS = 5.0

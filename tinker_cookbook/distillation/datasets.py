@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import chz
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.exceptions import (
     CheckpointError,
     ConfigurationError,
@@ -47,12 +48,8 @@ from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import file_rows
 from tinker_cookbook.supervised.row_images import LostImages, has_images, with_images
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
-from tinker_cookbook.training.config import at_least, number
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient
-    from tinker_cookbook.training.config import TrainingConfig
-    from tinker_cookbook.training.session import TrainingSession
+from tinker_cookbook.training.config import TrainingConfig, at_least, number
+from tinker_cookbook.training.session import TrainingSession
 
 __all__ = [
     "CompositeDataset",

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import chz
 
@@ -36,10 +36,7 @@ from tinker_cookbook.supervised.row_datasets import place_of
 from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.training.config import number
-
-if TYPE_CHECKING:
-    import tinker
-
+from tinker_cookbook.utils.imports import tinker
 
 DEFAULT_DEMO_TEMPLATE = (
     "{question}\n\n"

@@ -36,9 +36,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
 from tinker_cookbook.distillation.teacher_prompts import AnswerEndings, dataset_index
 from tinker_cookbook.distillation.topk_distributions import PROBABILITY_ROUNDING, score_with_topk
 from tinker_cookbook.exceptions import TinkerCookbookError, TrainingError
+from tinker_cookbook.rl.config import Config
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.loop.adjuster import (
     Adjustment,
@@ -55,19 +57,11 @@ from tinker_cookbook.rl.metrics import (
     trained_values,
 )
 from tinker_cookbook.rl.types import Trajectory
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import tinker, torch
 from tinker_cookbook.utils.model_inputs import score_datums, whole_sequence
 
 if TYPE_CHECKING:
-    import tinker
-    import torch
     from tinker import types
-
-    from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
-    from tinker_cookbook.rl.config import Config
-else:
-    tinker = lazy_module("tinker")
-    torch = lazy_module("torch")
 
 _Array: TypeAlias = npt.NDArray[np.float64]
 

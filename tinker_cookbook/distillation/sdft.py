@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import chz
 
 from tinker_cookbook import model_info
+from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
 from tinker_cookbook.checkpoint_utils import load_checkpoints_file
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 from tinker_cookbook.distillation.demonstrations import (
@@ -60,13 +61,10 @@ from tinker_cookbook.training.config import prepared
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.imports import official_names
+from tinker_cookbook.utils.imports import official_names, tinker
 
 if TYPE_CHECKING:
-    import tinker
     from tinker import types
-
-    from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
 
 __all__ = [
     "DEFAULT_DEMO_TEMPLATE",

@@ -9,27 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.distillation.topk_distributions import (
     SoftDatum,
     TopK,
     score_with_topk,
     soft_datum,
 )
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-    import torch
-
-    from tinker_cookbook.backends import SamplingClient
-else:
-    tinker = lazy_module("tinker")
-    torch = lazy_module("torch")
+from tinker_cookbook.utils.imports import tinker, torch
 
 CONCURRENCY = 64
 """Number of answers that the teacher scores concurrently."""

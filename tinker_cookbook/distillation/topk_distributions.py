@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.exceptions import (
     BackendError,
     ConfigurationError,
@@ -27,15 +28,8 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
     TinkerCookbookError,
 )
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.model_inputs import whole_sequence
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient
-else:
-    tinker = lazy_module("tinker")
 
 PROBABILITY_ROUNDING = 1e-6
 """Float32 probabilities sum to 1 up to this rounding error."""

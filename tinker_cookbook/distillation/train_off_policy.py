@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import chz
 
 from tinker_cookbook import model_info
+from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
 from tinker_cookbook.distillation.datasets import TeacherConfig, open_teacher
 from tinker_cookbook.distillation.topk_distributions import (
     SoftDatum,
@@ -52,13 +53,11 @@ from tinker_cookbook.training.config import number, prepared
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
-    import tinker
     from tinker import types
-
-    from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
 
 __all__ = ["Config", "DatasetWithTeacher", "MixtureBuilder", "main"]
 

@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.engine.extension import extension
+from tinker_cookbook.engine.model.resolve import ResolvedModel
 from tinker_cookbook.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from tinker_cookbook.engine.model.base_model import BaseModel
-    from tinker_cookbook.engine.model.resolve import ResolvedModel
     from tinker_cookbook.engine.training.run import TrainingRun
 
 _joining = threading.RLock()  # a process that serves stays inside, and makes its engine there

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tinker_cookbook.eval.benchmarks import BenchmarkConfig, find_benchmark, run_benchmark
+from tinker_cookbook.backends import SamplingClient
+from tinker_cookbook.eval.benchmarks import (
+    BenchmarkBuilder,
+    BenchmarkConfig,
+    find_benchmark,
+    run_benchmark,
+)
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient
-    from tinker_cookbook.eval.benchmarks import BenchmarkBuilder
-    from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.renderers import Renderer
 
 
 class BenchmarkEvaluator(SamplingClientEvaluator):

@@ -7,12 +7,10 @@ nothing is loaded before the run starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient, TrainingClient
+from tinker_cookbook.backends import SamplingClient, TrainingClient
+from tinker_cookbook.utils.imports import tinker
 
 
 class TrainingClientEvaluator:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import chz
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.eval.inspect_data import check_packages, full_name, local_data, unknown_task
 from tinker_cookbook.exceptions import ConfigurationError, EvalError
@@ -27,8 +28,6 @@ from tinker_cookbook.utils.imports import missing_extra
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog
     from inspect_ai.model import Model
-
-    from tinker_cookbook.backends import SamplingClient
 
 Tasks: TypeAlias = Any
 """Tasks for Inspect: a file, ``file@task``, the name of a registered task, a ``Task``,

@@ -45,11 +45,10 @@ from tinker_cookbook.renderers import (
     ensure_text,
     get_text_content,
 )
+from tinker_cookbook.renderers.core.codec import TextCodec
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from tinker_cookbook.renderers.core.codec import TextCodec
 
 _RAW_TEXT = "raw_text"
 """Argument with the text of a call that could not be parsed."""

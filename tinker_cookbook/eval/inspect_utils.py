@@ -40,6 +40,8 @@ try:
 except ImportError as error:
     raise missing_extra("evaluations of Inspect AI", error, "inspect") from error
 
+from tinker_cookbook.backends import SamplingClient
+from tinker_cookbook.backends.connect import Connection
 from tinker_cookbook.completers import derived_seed
 from tinker_cookbook.eval.inspect_messages import (
     assistant_message,
@@ -51,22 +53,16 @@ from tinker_cookbook.eval.inspect_messages import (
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 from tinker_cookbook.model_info import resolve_max_length, resolve_renderer_name
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
+from tinker_cookbook.renderers.core.codec import TextCodec
 from tinker_cookbook.sampling_model import (
     SamplingModelSettings,
     open_sampling_model,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import tinker
 
 if TYPE_CHECKING:
-    import tinker
     from tinker import types
-
-    from tinker_cookbook.backends import SamplingClient
-    from tinker_cookbook.backends.connect import Connection
-    from tinker_cookbook.renderers.core.codec import TextCodec
-else:
-    tinker = lazy_module("tinker")
 
 __all__ = [
     "DEFAULT_MAX_TOKENS",

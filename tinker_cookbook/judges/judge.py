@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.exceptions import (
     BackendError,
@@ -32,9 +33,6 @@ from tinker_cookbook.judges.labels import LabelRenderer, label_logprobs, normali
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.run.jsonl import append_row, read_rows
 from tinker_cookbook.utils.chat_api import ChatApi, ContextOverflowError
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient
 
 logger = logging.getLogger(__name__)
 

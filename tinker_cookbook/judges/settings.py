@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import chz
 
+from tinker_cookbook.backends import ServiceClient
 from tinker_cookbook.backends.connect import check_backend, make_once
 from tinker_cookbook.completers import TinkerMessageCompleter
 from tinker_cookbook.exceptions import ConfigurationError
@@ -29,9 +30,6 @@ from tinker_cookbook.run.weights_paths import check_tinker_path, weights_field
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings, number
 from tinker_cookbook.utils.chat_api import ChatApi
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import ServiceClient
 
 JudgeMode = Literal["labels", "text"]
 

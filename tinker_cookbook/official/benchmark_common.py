@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, cast
 
 from tinker_cookbook.eval.benchmarks._data import load_hub_rows
+from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.grading.texts import split_thinking
 from tinker_cookbook.renderers import Renderer, get_text_content
@@ -14,8 +15,6 @@ from tinker_cookbook.utils.imports import lazy_module
 if TYPE_CHECKING:
     import datasets
     from datasets import Dataset
-
-    from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 else:
     datasets = lazy_module("datasets")
 

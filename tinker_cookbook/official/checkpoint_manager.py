@@ -7,8 +7,9 @@ import logging
 import os
 import time
 from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tinker_cookbook.backends.protocols import Future, ServiceClient, TrainingClient
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.checkpoints import (
     CheckpointKind,
@@ -17,9 +18,6 @@ from tinker_cookbook.run.checkpoints import (
     run_blocking,
     submit_checkpoint,
 )
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends.protocols import Future, ServiceClient, TrainingClient
 
 logger = logging.getLogger(__name__)
 

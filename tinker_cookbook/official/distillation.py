@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tinker_cookbook.backends import SamplingClient, TrainingClient
+from tinker_cookbook.distillation.datasets import CompositeDataset
 from tinker_cookbook.distillation.on_policy_teachers import Teacher, TeacherSignal, add_reverse_kl
 from tinker_cookbook.distillation.train_on_policy import Config, TeacherDataset
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+from tinker_cookbook.official.checkpoint_manager import CheckpointManager
 from tinker_cookbook.official.rl_loops import CallerSession, CallerWorker, run_loop
 from tinker_cookbook.official.rl_steps import print_group, train_on_data
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.loop.sources import BatchSource, problem_batches
 from tinker_cookbook.rl.metrics import check_penalty, trained_values
 from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
+from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
+from tinker_cookbook.run.loggers import Logger
+from tinker_cookbook.tokenizer_utils import Tokenizer
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.model_inputs import score_datums
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient, TrainingClient
-    from tinker_cookbook.distillation.datasets import CompositeDataset
-    from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
-    from tinker_cookbook.official.checkpoint_manager import CheckpointManager
-    from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
-    from tinker_cookbook.run.loggers import Logger
-    from tinker_cookbook.tokenizer_utils import Tokenizer
 
 
 async def incorporate_kl_penalty(

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tinker_cookbook.backends import SamplingClient, ServiceClient, TrainingClient
+from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.eval.evaluators import Evaluator
+from tinker_cookbook.official.checkpoint_manager import CheckpointManager
 from tinker_cookbook.preference.dpo_loss import PairLoss, reward_metrics
 from tinker_cookbook.preference.reference import create_reference_client
 from tinker_cookbook.preference.train_dpo import Config, Pairs, print_example
+from tinker_cookbook.run.loggers import Logger
 from tinker_cookbook.run.weights import create_training_client
 from tinker_cookbook.supervised.train import run_evals
 from tinker_cookbook.supervised.types import SupervisedDataset
+from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.training.session import Metrics
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import torch
-
-    from tinker_cookbook.backends import SamplingClient, ServiceClient, TrainingClient
-    from tinker_cookbook.checkpoint_utils import CheckpointRecord
-    from tinker_cookbook.official.checkpoint_manager import CheckpointManager
-    from tinker_cookbook.run.loggers import Logger
-    from tinker_cookbook.tokenizer_utils import Tokenizer
-else:
-    torch = lazy_module("torch")
+from tinker_cookbook.utils.imports import torch
 
 
 def create_dpo_clients(

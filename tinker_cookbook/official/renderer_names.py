@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinker_cookbook import backends
+from tinker_cookbook.backends.protocols import Future, ServiceClient
 from tinker_cookbook.model_info import get_recommended_renderer_name
 from tinker_cookbook.run.checkpoints import run_async, run_blocking
 from tinker_cookbook.run.renderer_names import RENDERER_NAME_METADATA_KEY, read_renderer_name
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends.protocols import Future, ServiceClient
 
 logger = logging.getLogger(__name__)
 

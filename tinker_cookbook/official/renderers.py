@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from tinker_cookbook.renderers.core.blocks import Block, BlockReader
 from tinker_cookbook.renderers.core.codec import TextCodec
@@ -32,12 +32,7 @@ from tinker_cookbook.renderers.core.parsing import (
 )
 from tinker_cookbook.renderers.core.tool_calls import json_before, read_json_call
 from tinker_cookbook.tokenizer_utils import Tokenizer, special_id
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy_module("torch")
+from tinker_cookbook.utils.imports import torch
 
 _THINKING_OR_CALL = re.compile(
     "<think>(?P<thinking>.*?)</think>"

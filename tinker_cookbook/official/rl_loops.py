@@ -11,9 +11,14 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tinker_cookbook.backends import SamplingClient, TrainingClient
+from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.official.checkpoint_manager import CheckpointManager
+from tinker_cookbook.official.cost_tracker import CostTracker
 from tinker_cookbook.official.rl_rollouts import RolloutErrorCounter
 from tinker_cookbook.official.rl_steps import (
     loop_state,
@@ -23,6 +28,8 @@ from tinker_cookbook.official.rl_steps import (
     training_usage,
 )
 from tinker_cookbook.rl.advantages import is_constant
+from tinker_cookbook.rl.config import Config
+from tinker_cookbook.rl.loop.adjuster import AdvantageAdjuster
 from tinker_cookbook.rl.loop.async_source import AsyncSource
 from tinker_cookbook.rl.loop.iteration import Loop, Update
 from tinker_cookbook.rl.loop.sources import (
@@ -39,24 +46,14 @@ from tinker_cookbook.rl.metrics import KLPenalty
 from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
+from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy
+from tinker_cookbook.rl.types import RLDataset, TrajectoryGroup
+from tinker_cookbook.run.loggers import Logger
 from tinker_cookbook.run.paths import local_path
+from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.heartbeat import reporting_activity
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient, TrainingClient
-    from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
-    from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
-    from tinker_cookbook.official.checkpoint_manager import CheckpointManager
-    from tinker_cookbook.official.cost_tracker import CostTracker
-    from tinker_cookbook.rl.config import Config
-    from tinker_cookbook.rl.loop.adjuster import AdvantageAdjuster
-    from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy
-    from tinker_cookbook.rl.types import RLDataset, TrajectoryGroup
-    from tinker_cookbook.run.loggers import Logger
-    from tinker_cookbook.tokenizer_utils import Tokenizer
+from tinker_cookbook.utils.imports import tinker
 
 
 async def do_sync_training(

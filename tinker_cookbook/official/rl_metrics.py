@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.rl.metrics import add_penalty, check_penalty, post_kl_metrics
 from tinker_cookbook.utils.cost_estimation import TokenUsage
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.model_inputs import whole_sequence
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient
-else:
-    tinker = lazy_module("tinker")
 
 
 async def compute_post_kl(

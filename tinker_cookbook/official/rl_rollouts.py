@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.rl.advantages import is_constant
 from tinker_cookbook.rl.rollouts.group import run_group
@@ -14,9 +14,6 @@ from tinker_cookbook.rl.rollouts.limits import RolloutConfig, TerminationRewardP
 from tinker_cookbook.rl.rollouts.strategy import FailFast, RolloutStrategy, skips_group
 from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from tinker_cookbook.utils import logtree
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient
 
 logger = logging.getLogger(__name__)
 

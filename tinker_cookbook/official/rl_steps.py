@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import chz
 import numpy as np
 
+from tinker_cookbook.backends import SamplingClient, TrainingClient
 from tinker_cookbook.display import format_trajectory
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.official.checkpoint_manager import CheckpointManager
 from tinker_cookbook.official.cost_tracker import CostTracker
 from tinker_cookbook.official.misc_utils import split_list
 from tinker_cookbook.official.rl_metrics import compute_post_kl, incorporate_kl_penalty
@@ -26,22 +29,14 @@ from tinker_cookbook.rl.loop.adjuster import logprobs_of, submit_loss
 from tinker_cookbook.rl.metrics import compute_kl_sample_train
 from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
 from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
+from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.utils.cost_estimation import TokenUsage
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import tinker, torch
 from tinker_cookbook.utils.terminal import get_console
 from tinker_cookbook.utils.trace import scope, scope_span
 
 if TYPE_CHECKING:
-    import tinker
-    import torch
-
-    from tinker_cookbook.backends import SamplingClient, TrainingClient
-    from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
-    from tinker_cookbook.official.checkpoint_manager import CheckpointManager
     from tinker_cookbook.rl.config import Config
-    from tinker_cookbook.tokenizer_utils import Tokenizer
-else:
-    tinker = lazy_module("tinker")
 
 T = TypeVar("T")
 

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.distillation.sdft_targets import (
     CONCURRENCY,
     TeacherText,
     build_topk_distillation_datums,
 )
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 
 async def build_reverse_kl_datums(

@@ -8,8 +8,6 @@ It runs ``python -m tinker_cookbook.chat``, which has more options.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import chz
 
 from tinker_cookbook.chat import __main__ as chat
@@ -19,9 +17,7 @@ from tinker_cookbook.renderers.core.messages import get_text_content
 from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.training.config import at_least, number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-
-if TYPE_CHECKING:
-    import tinker
+from tinker_cookbook.utils.imports import tinker
 
 _DEFAULT_MODEL = "Qwen/Qwen3.5-9B-Base"
 

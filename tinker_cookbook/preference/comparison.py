@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from tinker_cookbook.exceptions import (
     DataFormatError,
@@ -21,13 +21,7 @@ from tinker_cookbook.supervised.common import tokens_of
 from tinker_cookbook.supervised.conversation_row import data_error, with_tools
 from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.tokenizer_utils import Tokenizer
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-    import torch
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker, torch
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.eval.statistics import wilson_interval
@@ -18,9 +18,6 @@ from tinker_cookbook.preference.comparison import Comparison
 from tinker_cookbook.preference.preference_model import PreferenceModel
 from tinker_cookbook.renderers import Message, get_renderer, get_text_content
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient
 
 _POLICY, _BASELINE = 0, 1  # with different seeds
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import chz
 import numpy as np
@@ -24,9 +24,7 @@ from tinker_cookbook.supervised.common import (
     datum_from_model_input_weights,
 )
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
-
-if TYPE_CHECKING:
-    import tinker
+from tinker_cookbook.utils.imports import tinker
 
 logger = logging.getLogger(__name__)
 

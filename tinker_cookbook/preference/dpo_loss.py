@@ -21,19 +21,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, nearest
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-    import torch
-else:
-    torch = lazy_module("torch")
+from tinker_cookbook.utils.imports import tinker, torch
 
 PairLossName = Literal["dpo", "ipo", "simpo"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import chz
 import numpy as np
@@ -35,9 +35,7 @@ from tinker_cookbook.supervised.data import Rows, SupervisedDatasetFromHFDataset
 from tinker_cookbook.supervised.row_datasets import PlacedRows, place_of
 from tinker_cookbook.supervised.row_images import LostImages, has_images
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
-
-if TYPE_CHECKING:
-    import tinker
+from tinker_cookbook.utils.imports import tinker
 
 logger = logging.getLogger(__name__)
 

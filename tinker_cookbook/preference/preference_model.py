@@ -13,11 +13,11 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import chz
 import numpy as np
 
+from tinker_cookbook.backends import SamplingClient, ServiceClient
 from tinker_cookbook.backends.connect import check_backend, make_once
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
@@ -36,14 +36,7 @@ from tinker_cookbook.renderers import Renderer, check_renderer_name, get_rendere
 from tinker_cookbook.run.weights_paths import check_tinker_path, weights_field
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient, ServiceClient
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 logger = logging.getLogger(__name__)
 

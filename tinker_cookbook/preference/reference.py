@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from tinker_cookbook.backends import SamplingClient, ServiceClient
 from tinker_cookbook.sampling_model import client_of_weights
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient, ServiceClient
-    from tinker_cookbook.training.config import TrainingConfig
-    from tinker_cookbook.training.session import TrainingSession
+from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.training.session import TrainingSession
 
 
 async def reference_client(

@@ -19,6 +19,7 @@ import chz
 import numpy as np
 
 from tinker_cookbook import display
+from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
 from tinker_cookbook.eval.evaluators import (
     Evaluator,
     TrainingClientEvaluator,
@@ -39,20 +40,17 @@ from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective,
 from tinker_cookbook.supervised.common import compute_token_nll
 from tinker_cookbook.supervised.nll_evaluator import all_data
 from tinker_cookbook.supervised.types import SupervisedDataset
+from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.training.config import prepared
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.imports import official_names
+from tinker_cookbook.utils.imports import official_names, tinker
 from tinker_cookbook.utils.model_inputs import score_datums
 from tinker_cookbook.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
-    import tinker
     from tinker import types
-
-    from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
-    from tinker_cookbook.tokenizer_utils import Tokenizer
 
 logger = logging.getLogger(__name__)
 

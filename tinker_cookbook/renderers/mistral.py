@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
 from tinker_cookbook.renderers import mistral_messages
@@ -64,9 +64,7 @@ from tinker_cookbook.renderers.core.rendered import (
 from tinker_cookbook.renderers.core.renderer import Messages
 from tinker_cookbook.renderers.core.thinking import ChecksTrainedAnswers
 from tinker_cookbook.tokenizer_utils import Tokenizer
-
-if TYPE_CHECKING:
-    import tinker
+from tinker_cookbook.utils.imports import tinker
 
 VERSIONS = ("v3", "v3_tekken", "v7", "v7_tekken")
 _BOS, _END = "<s>", "</s>"

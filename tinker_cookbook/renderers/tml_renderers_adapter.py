@@ -27,9 +27,9 @@ from tinker_cookbook.tokenizer_utils import (
     Tokenizer,
     ensure_tml_renderers_importable,
 )
+from tinker_cookbook.utils.imports import tinker
 
 if TYPE_CHECKING:
-    import tinker
     from tml_renderers import chat as tml_chat
     from tml_renderers import renderer as tml_renderer
 

@@ -19,9 +19,9 @@ from tinker_cookbook.renderers.tml_renderers_adapter import (
     _native_messages,
 )
 from tinker_cookbook.tokenizer_utils import TmlTokenizer
+from tinker_cookbook.utils.imports import tinker
 
 if TYPE_CHECKING:
-    import tinker
     from tml_renderers import v0
 
 DEFAULT_EFFORT: float = 0.9

@@ -15,11 +15,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.rl.data_processing import SAMPLER_LOGPROBS
 from tinker_cookbook.rl.loop.adjuster import (
@@ -30,15 +31,8 @@ from tinker_cookbook.rl.loop.adjuster import (
     advantages_of,
     kl_is_significant,
 )
-from tinker_cookbook.utils.imports import lazy_module, official_names
+from tinker_cookbook.utils.imports import official_names, tinker
 from tinker_cookbook.utils.model_inputs import score_datums
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient
-else:
-    tinker = lazy_module("tinker")
 
 __getattr__ = official_names(__name__)
 

@@ -18,14 +18,10 @@ from typing_extensions import TypedDict
 
 from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import tinker
 
 if TYPE_CHECKING:
-    import tinker
-
     from tinker_cookbook.renderers import Message
-else:
-    tinker = lazy_module("tinker")
 
 Action: TypeAlias = list[int]
 """Token ids that the policy sampled, the stop token included."""

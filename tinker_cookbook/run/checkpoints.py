@@ -24,15 +24,13 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
+from tinker_cookbook.backends.protocols import Future, RestClient, TrainingClient
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 from tinker_cookbook.run.jsonl import append_row, read_rows, trim_rows
 from tinker_cookbook.run.paths import CHECKPOINTS_FILE, local_path
 from tinker_cookbook.utils.command_line.entrypoint import server_error_message
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends.protocols import Future, RestClient, TrainingClient
 
 logger = logging.getLogger(__name__)
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tinker_cookbook.backends.protocols import Future, ServiceClient
 from tinker_cookbook.run.checkpoints import run_async
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends.protocols import Future, ServiceClient
 
 logger = logging.getLogger(__name__)
 

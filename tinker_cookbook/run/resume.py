@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from tinker_cookbook.checkpoint_utils import load_checkpoints_file
+from tinker_cookbook.backends import ServiceClient
+from tinker_cookbook.checkpoint_utils import CheckpointRecord, load_checkpoints_file
 from tinker_cookbook.exceptions import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -13,10 +12,6 @@ from tinker_cookbook.exceptions import (
 from tinker_cookbook.run.jsonl import trim_rows
 from tinker_cookbook.run.loggers import cut_later_rows
 from tinker_cookbook.run.paths import CHECKPOINTS_FILE, local_path
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import ServiceClient
-    from tinker_cookbook.checkpoint_utils import CheckpointRecord
 
 
 async def newest_saved(service: ServiceClient, log_path: str) -> tuple[CheckpointRecord, list[str]]:

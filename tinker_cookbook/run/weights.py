@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.backends import ServiceClient, TrainingClient
+from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.engine.model.resolve import base_name
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 
 if TYPE_CHECKING:
-    from tinker_cookbook.checkpoint_utils import CheckpointRecord
     from tinker_cookbook.training.config import TrainingConfig
 
 

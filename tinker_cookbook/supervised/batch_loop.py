@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
+from tinker_cookbook.backends import Future, TrainingClient
 from tinker_cookbook.display import TrainingProgress, print_example
 from tinker_cookbook.eval.evaluators import Evaluator, EvaluatorBuilder
 from tinker_cookbook.exceptions import DataValidationError
@@ -38,6 +39,7 @@ from tinker_cookbook.supervised.types import (
     SupervisedDataset,
     SupervisedDatasetBuilder,
 )
+from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.training.config import REQUIRED, TrainingConfig, checkpoint_interval, number
 from tinker_cookbook.training.estimate import (
     RunEstimate,
@@ -56,17 +58,11 @@ from tinker_cookbook.training.session import (
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.cost_estimation import fetch_model_pricing
 from tinker_cookbook.utils.heartbeat import reporting_activity
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.trace import scope_span
 
 if TYPE_CHECKING:
-    import tinker
     from tinker import types
-
-    from tinker_cookbook.backends import Future, TrainingClient
-    from tinker_cookbook.tokenizer_utils import Tokenizer
-else:
-    tinker = lazy_module("tinker")
 
 _SKIPS_LOGGED = 3
 _TIMED_STEPS = 2

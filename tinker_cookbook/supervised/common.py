@@ -15,19 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.tokenizer_utils import Tokenizer
+from tinker_cookbook.utils.imports import tinker, torch
 from tinker_cookbook.utils.model_inputs import ChunkKeys, Keys
 
 if TYPE_CHECKING:
-    import tinker
-    import torch
-
-    from tinker_cookbook.tokenizer_utils import Tokenizer
-
     Tokens: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[int]
     Weights: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[float]
-else:
-    tinker = lazy_module("tinker")
 
 Reduction = Literal["none", "mean"]
 """``none``: each trained token has weight 1. ``mean``: the weights of each example sum to 1."""

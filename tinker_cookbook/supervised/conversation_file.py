@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import chz
 import numpy as np
@@ -50,10 +50,8 @@ from tinker_cookbook.supervised.row_datasets import (
 )
 from tinker_cookbook.supervised.row_images import LostImages, has_images
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.terminal import print_line
-
-if TYPE_CHECKING:
-    import tinker
 
 logger = logging.getLogger(__name__)
 

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.panel import Panel
 from rich.text import Text
 
-from tinker_cookbook.renderers import format_content_as_string
+from tinker_cookbook.renderers import Message, format_content_as_string
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDatasetBuilder
+from tinker_cookbook.training.session import TrainingSession
 from tinker_cookbook.utils.activity import activity
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.terminal import get_console
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.renderers import Message
-    from tinker_cookbook.training.session import TrainingSession
-else:
-    tinker = lazy_module("tinker")
 
 
 async def show_answers(

@@ -7,8 +7,9 @@ select these positions; their scale (``reduction="mean"``) has no effect.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tinker_cookbook.backends import SamplingClient, TrainingClient
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator, TrainingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.supervised.common import (
@@ -19,12 +20,8 @@ from tinker_cookbook.supervised.common import (
 from tinker_cookbook.supervised.row_datasets import trained_batch
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.tokenizer_utils import Tokenizer
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.model_inputs import score_datums
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient, TrainingClient
 
 
 def all_data(dataset: SupervisedDataset) -> list[tinker.Datum]:

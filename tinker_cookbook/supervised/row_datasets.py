@@ -28,10 +28,10 @@ from tinker_cookbook.supervised.common import (
 )
 from tinker_cookbook.supervised.types import EmptyBatchError, SupervisedDataset
 from tinker_cookbook.utils.error_logs import where_raised
+from tinker_cookbook.utils.imports import tinker
 
 if TYPE_CHECKING:
     import datasets
-    import tinker
 
 logger = logging.getLogger(__name__)
 

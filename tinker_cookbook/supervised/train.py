@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import chz
 
+from tinker_cookbook.backends import Future, TrainingClient
 from tinker_cookbook.eval.evaluators import Evaluator
 from tinker_cookbook.supervised.batch_loop import (
     Batch,
@@ -26,6 +27,7 @@ from tinker_cookbook.supervised.batch_loop import (
 from tinker_cookbook.supervised.common import compute_data_bpb, compute_token_nll, count_loss_tokens
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDataset
+from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.training.config import prepared
 from tinker_cookbook.training.session import Metrics, TrainingSession, run_evaluators
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -33,9 +35,6 @@ from tinker_cookbook.utils.trace import scope_span
 
 if TYPE_CHECKING:
     from tinker import types
-
-    from tinker_cookbook.backends import Future, TrainingClient
-    from tinker_cookbook.tokenizer_utils import Tokenizer
 
 
 __all__ = ["Config", "CrossEntropy", "SubmittedBatch", "main", "run_evals"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chz
 
@@ -18,9 +18,7 @@ from tinker_cookbook.renderers import (
 )
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
 from tinker_cookbook.training.config import at_least
-
-if TYPE_CHECKING:
-    import tinker
+from tinker_cookbook.utils.imports import tinker
 
 
 class EmptyBatchError(DataValidationError):

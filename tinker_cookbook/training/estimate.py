@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.hyperparam_utils import get_lora_param_count, get_vision_lora_param_count
+from tinker_cookbook.utils.cost_estimation import TokenCostRates
 
 if TYPE_CHECKING:
     from tinker_cookbook.training.config import TrainingConfig
-    from tinker_cookbook.utils.cost_estimation import TokenCostRates
 
 
 @dataclass(frozen=True)

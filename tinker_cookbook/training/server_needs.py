@@ -9,14 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tinker_cookbook.backends import Connection, TrainingClient
 from tinker_cookbook.backends.server_probe import ServerProbe, is_own_server
 from tinker_cookbook.engine.model.resolve import base_name
 from tinker_cookbook.exceptions import BackendError
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import Connection, TrainingClient
 
 ELSEWHERE = "or use backend=local, the hosted API or our own server, which have it (docs/scale.md)"
 

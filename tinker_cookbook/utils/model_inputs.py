@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import tinker
 
 if TYPE_CHECKING:
-    import tinker
     from tinker import types
-
-    from tinker_cookbook.backends import SamplingClient
-else:
-    tinker = lazy_module("tinker")
 
 Keys: TypeAlias = npt.NDArray[np.int64]
 """[T]: the token at each position, negative at the positions of an image."""

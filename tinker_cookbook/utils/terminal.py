@@ -18,13 +18,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.activity import format_seconds as format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from tinker_cookbook.tokenizer_utils import Tokenizer
 
 
 class SharedConsole(Console):

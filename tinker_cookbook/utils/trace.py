@@ -31,10 +31,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from tinker_cookbook.run.loggers import RunStore
+from tinker_cookbook.run.loggers import RunStore
 
 __all__ = [
     "EventType",

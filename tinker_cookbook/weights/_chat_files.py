@@ -11,21 +11,17 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl
 
 from tinker_cookbook.engine.model.resolve import model_config
 from tinker_cookbook.exceptions import TinkerCookbookError
-from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.renderers.core.messages import ensure_list
 from tinker_cookbook.renderers.template.text import argument
-from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
 from tinker_cookbook.weights._chat_format import chat_format, conversations, stop_texts
 from tinker_cookbook.weights._source import Checkpoint
-
-if TYPE_CHECKING:
-    from tinker_cookbook.renderers import Message, Renderer
-    from tinker_cookbook.tokenizer_utils import Tokenizer
 
 TEMPLATE = "chat_template.jinja"
 GENERATION = "generation_config.json"

@@ -13,11 +13,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from tinker_cookbook.exceptions import TinkerCookbookError
-from tinker_cookbook.tokenizer_utils import decode_exactly, special_id
+from tinker_cookbook.tokenizer_utils import Tokenizer, decode_exactly, special_id
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Message, Renderer
-    from tinker_cookbook.tokenizer_utils import Tokenizer
 
 
 @dataclass(frozen=True)

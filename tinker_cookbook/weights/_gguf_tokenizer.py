@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import WeightsMergeError
-from tinker_cookbook.tokenizer_utils import special_id
+from tinker_cookbook.tokenizer_utils import Tokenizer, special_id
 
 if TYPE_CHECKING:
     import gguf
 
-    from tinker_cookbook.tokenizer_utils import Tokenizer
     from tinker_cookbook.weights._chat_files import Chat
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6

@@ -15,21 +15,15 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from itertools import permutations, product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.completers import derived_seed
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import Game, GameSettings
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.players import Player, prompt_text
 from tinker_cookbook.renderers import Message, Renderer
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 GAME = "KuhnPoker-v0"
 VALUE_FIRST = -1 / 18

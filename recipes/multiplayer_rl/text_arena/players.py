@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.completers import (
     MessageCompleter,
     StopCondition,
@@ -17,9 +17,6 @@ from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import legal_moves
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.utils.terminal import get_console
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient
 
 STOP_CONDITION: list[str] = ["]\n"]
 """A move is the first text in square brackets, so an answer may end after it."""

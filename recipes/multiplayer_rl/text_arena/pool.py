@@ -15,10 +15,11 @@ import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chz
 
+from tinker_cookbook.backends import SamplingClient, ServiceClient, TrainingClient
 from tinker_cookbook.backends.connect import make_once
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.completers import MessageCompleter, StopCondition, derived_seed
@@ -40,9 +41,6 @@ from tinker_cookbook.run.jsonl import encode_row, read_rows
 from tinker_cookbook.run.paths import local_path, write_atomically
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient, ServiceClient, TrainingClient
 
 OPPONENTS_FILE = "opponents.jsonl"
 LEAGUE_FILE = "league.md"

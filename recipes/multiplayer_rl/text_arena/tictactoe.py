@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import chz
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.backends.connect import make_once
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.completers import MessageCompleter, StopCondition, derived_seed
@@ -22,9 +23,6 @@ from tinker_cookbook.recipes.multiplayer_rl.text_arena.players import (
 )
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.training.config import BackendSettings
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient
 
 __all__ = ["OpponentType", "OptimalOpponent", "RandomOpponent", "make_opponent"]
 

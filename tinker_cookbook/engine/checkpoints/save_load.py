@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -16,13 +15,11 @@ from tinker_cookbook.engine.checkpoints.store import (
     LoadedCheckpoint,
     RunInfo,
 )
+from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec, in_multimodal_model
 from tinker_cookbook.engine.training.run import TrainingRun
 from tinker_cookbook.exceptions import CheckpointError
-
-if TYPE_CHECKING:
-    from tinker_cookbook.engine.engine import Engine
 
 
 def run_info(run: TrainingRun, user_metadata: dict[str, str], seed: int | None = None) -> RunInfo:

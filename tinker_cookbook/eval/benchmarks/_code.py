@@ -5,13 +5,10 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tinker_cookbook import sandbox
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
-
-if TYPE_CHECKING:
-    from tinker_cookbook import sandbox
 
 # The slowest reference solution (mbpp_123) computes for 5 s on a laptop.
 _TEST_SECONDS = 20.0

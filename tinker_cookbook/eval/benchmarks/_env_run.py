@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinker_cookbook.eval.benchmarks._run import BenchmarkRun, answer_turn, prompt_turns
 from tinker_cookbook.eval.benchmarks._sources import RendererSource, example_seed, prompt_key
@@ -19,10 +19,8 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.rollouts.async_utils import bounded
 from tinker_cookbook.rl.rollouts.episode import run_rollout
 from tinker_cookbook.rl.rollouts.limits import RolloutLimits
+from tinker_cookbook.rl.types import Env, Trajectory
 from tinker_cookbook.utils.model_inputs import ChunkKeys
-
-if TYPE_CHECKING:
-    from tinker_cookbook.rl.types import Env, Trajectory
 
 
 class EnvRun(BenchmarkRun):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinker_cookbook.eval.benchmarks._run import BenchmarkRun
 from tinker_cookbook.eval.benchmarks._sources import RendererSource
@@ -18,12 +18,7 @@ from tinker_cookbook.eval.benchmarks._types import StoredTrajectory, StoredTurn
 from tinker_cookbook.eval.benchmarks.example import Example
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.rollouts.async_utils import bounded
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 
 class LogprobRun(BenchmarkRun):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.eval.benchmarks._env_run import EnvRun
 from tinker_cookbook.eval.benchmarks._files import (
     AnswerFile,
@@ -29,12 +29,9 @@ from tinker_cookbook.eval.benchmarks._types import (
 )
 from tinker_cookbook.eval.benchmarks.example import ExampleBenchmark
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
 from tinker_cookbook.run.lock import RunLock
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient
-    from tinker_cookbook.renderers import Renderer
 
 __all__ = [
     "load_result",

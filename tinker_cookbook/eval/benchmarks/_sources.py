@@ -8,10 +8,11 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.exceptions import ConfigurationError
@@ -24,14 +25,7 @@ from tinker_cookbook.renderers import (
 )
 from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.utils.chat_api import ContextOverflowError as ContextOverflowError
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 
 @dataclass(frozen=True)

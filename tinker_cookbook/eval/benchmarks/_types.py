@@ -9,16 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from typing_extensions import TypedDict
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.exceptions import ConfigurationError
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient
-    from tinker_cookbook.renderers import Renderer
-    from tinker_cookbook.rl.types import Env
+from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.types import Env
 
 Metrics: TypeAlias = dict[str, float | int]
 """Numbers about one answer, or about all answers of a benchmark."""

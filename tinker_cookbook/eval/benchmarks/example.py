@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.eval.benchmarks._types import (
     METRIC_MAX_TOKENS_REACHED,
     BenchmarkBuilder,
@@ -31,9 +32,6 @@ from tinker_cookbook.grading.texts import split_thinking
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.rl.rollouts.async_utils import run_in_daemon_thread
 from tinker_cookbook.rl.types import Action, ActionExtra, Env, Observation, StepResult
-
-if TYPE_CHECKING:
-    from tinker_cookbook.completers import StopCondition
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tinker_cookbook.backends import ServiceClient, connect
 from tinker_cookbook.model_info import get_recommended_renderer_name
 from tinker_cookbook.renderers import Message, ToolSpec, format_content_as_string, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.command_line.entrypoint import run_program
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 SAMPLE_TOOLS: list[ToolSpec] = [
     {

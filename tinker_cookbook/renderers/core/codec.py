@@ -8,7 +8,7 @@ import string
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.core.messages import Message, TextPart, ToolCall
@@ -18,12 +18,6 @@ from tinker_cookbook.tokenizer_utils import (
     encode_without_added_tokens,
     encode_without_special_tokens,
 )
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy_module("torch")
 
 # A line break is a token border in every known vocabulary.
 _ANCHOR = "\n"

@@ -22,14 +22,10 @@ from tinker_cookbook.image_text_processor import ImageTextProcessor, get_image_t
 from tinker_cookbook.renderers.core.messages import Message, ensure_list
 from tinker_cookbook.renderers.core.rendered import Piece
 from tinker_cookbook.tokenizer_utils import tokenizer_name
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import tinker
 
 if TYPE_CHECKING:
-    import tinker
-
     from tinker_cookbook.renderers.core.renderer import Renderer
-else:
-    tinker = lazy_module("tinker")
 
 Segment: TypeAlias = "str | tinker.types.ImageChunk"
 Segments: TypeAlias = Sequence[Segment]

@@ -8,21 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from tinker_cookbook._process import torch_is_left_out
 from tinker_cookbook.exceptions import RendererError, nearest
 from tinker_cookbook.renderers.core.messages import Message, Role
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-    import torch
-else:
-    tinker = lazy_module("tinker")
-    torch = lazy_module("torch")
+from tinker_cookbook.utils.imports import tinker, torch
 
 Piece: TypeAlias = "Sequence[int] | tinker.types.ModelInputChunk"
 """A run of tokens, or a chunk of the SDK (an image)."""

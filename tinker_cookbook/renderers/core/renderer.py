@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.core.answer_form import AnswerForm, CallForm, answer_form_of
@@ -47,11 +47,8 @@ from tinker_cookbook.renderers.core.rendered import (
     with_last_trained,
 )
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer, special_id, tokenizer_name
+from tinker_cookbook.utils.imports import tinker, torch
 from tinker_cookbook.utils.user_classes import overrides
-
-if TYPE_CHECKING:
-    import tinker
-    import torch
 
 Messages: TypeAlias = Sequence[Message] | Sequence[Mapping[str, Any]]
 Example: TypeAlias = "tuple[tinker.ModelInput, torch.Tensor]"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import chz
 
@@ -30,9 +29,7 @@ from tinker_cookbook.tokenizer_utils import (
     get_tokenizer,
 )
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-
-if TYPE_CHECKING:
-    import tinker
+from tinker_cookbook.utils.imports import tinker
 
 _HELP = "Type an answer; \\ at the end of a line continues it in the next. Ctrl-D stops."
 _HELP_MULTILINE = "Type an answer of any number of lines; two empty lines end it. Ctrl-D stops."

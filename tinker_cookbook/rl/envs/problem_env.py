@@ -7,11 +7,11 @@ import logging
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import Content, Message, Renderer, get_text_content
 from tinker_cookbook.rl.rollouts.async_utils import bounded, in_thread, run_in_daemon_thread
+from tinker_cookbook.rl.rollouts.limits import RolloutConfig
 from tinker_cookbook.rl.types import (
     Action,
     ActionExtra,
@@ -25,9 +25,6 @@ from tinker_cookbook.rl.types import (
 )
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.user_classes import overrides
-
-if TYPE_CHECKING:
-    from tinker_cookbook.rl.rollouts.limits import RolloutConfig
 
 # Recipes of the official cookbook import it from here.
 logger = logging.getLogger(__name__)

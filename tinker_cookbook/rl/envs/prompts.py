@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.model_inputs import ChunkKeys
-
-if TYPE_CHECKING:
-    import tinker
 
 
 class EpisodePrompts:

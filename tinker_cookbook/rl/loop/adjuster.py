@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tinker_cookbook.backends import Future, TrainingClient
 from tinker_cookbook.rl.data_processing import DatumOrigin, check_provenance, data_for_loss
 from tinker_cookbook.rl.types import Trajectory
+from tinker_cookbook.utils.imports import tinker
 
 if TYPE_CHECKING:
-    import tinker
     from tinker import types
 
-    from tinker_cookbook.backends import Future, TrainingClient
     from tinker_cookbook.rl.config import Config
     from tinker_cookbook.rl.loop.sources import RolloutGroup
 

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinker_cookbook.checkpoint_utils import load_checkpoints_file
 from tinker_cookbook.completers import TokensWithLogprobs
@@ -50,12 +50,7 @@ from tinker_cookbook.run.jsonl import NONFINITE_KEY, encode_row, read_rows
 from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.supervised.prefetch import Prefetcher
 from tinker_cookbook.utils.error_logs import only_to_file
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 logger = logging.getLogger(__name__)
 

@@ -12,20 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tinker_cookbook.backends import TrainingClient
 from tinker_cookbook.rl.data_processing import SAMPLER_LOGPROBS, data_for_loss
 from tinker_cookbook.rl.loop.adjuster import logprobs_of
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import TrainingClient
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 
 @dataclass

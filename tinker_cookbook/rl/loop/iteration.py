@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
+from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.advantages import indices_of_varying_groups, normalized_advantages
 from tinker_cookbook.rl.config import Config
@@ -42,14 +43,12 @@ from tinker_cookbook.rl.metrics import (
 from tinker_cookbook.rl.report.train_report import IterationReport, ReportedSession, Reporter
 from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.utils.activity import activity
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.model_inputs import score_datums
 from tinker_cookbook.utils.trace import scope_span
 
 if TYPE_CHECKING:
-    import tinker
     from tinker import types
-
-    from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
 
 _EMPTY_ITERATIONS = 3
 """Iterations in a row without a turn after which a run ends."""

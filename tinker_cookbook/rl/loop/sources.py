@@ -17,10 +17,11 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.completers import StopCondition, TinkerTokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import (
     AllTrajectoriesFailedError,
@@ -41,12 +42,8 @@ from tinker_cookbook.supervised.prefetch import Prefetcher
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.command_line.entrypoint import program_takes
 from tinker_cookbook.utils.error_logs import only_to_file
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.logtree import Trace
-
-if TYPE_CHECKING:
-    import tinker
-
-    from tinker_cookbook.backends import SamplingClient
 
 logger = logging.getLogger(__name__)
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from tinker_cookbook.rl.advantages import is_constant
 from tinker_cookbook.rl.envs.message_env import NOT_PASSED_LOG
 from tinker_cookbook.rl.report.trajectory_metrics import GOOD_REWARD
 from tinker_cookbook.rl.report.transcript_text import number
-
-if TYPE_CHECKING:
-    from tinker_cookbook.rl.types import TrajectoryGroup, Transition
+from tinker_cookbook.rl.types import TrajectoryGroup, Transition
 
 _MOST = 0.5  # share of answers from which on a property counts as the cause
 _RARELY = 0.05

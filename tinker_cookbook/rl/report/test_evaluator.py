@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import (
@@ -32,9 +33,6 @@ from tinker_cookbook.rl.rollouts.place import at_place, current_place
 from tinker_cookbook.rl.rollouts.strategy import FailFast, RolloutStrategy, skips_group
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RolloutError, TrajectoryGroup
 from tinker_cookbook.utils.activity import activity
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient
 
 __all__ = ["RLTestSetEvaluator"]
 

@@ -6,8 +6,9 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import TrainingError
 from tinker_cookbook.model_info import resolve_max_length
@@ -25,9 +26,6 @@ from tinker_cookbook.rl.report.transcripts import TranscriptWriter
 from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
 from tinker_cookbook.rl.types import RLDataset, RolloutError
 from tinker_cookbook.training.session import TrainingSession
-
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient
 
 logger = logging.getLogger(__name__)
 

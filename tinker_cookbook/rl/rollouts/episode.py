@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import chz
 
@@ -53,12 +53,7 @@ from tinker_cookbook.rl.types import (
     stop_reason_from_metrics,
 )
 from tinker_cookbook.utils.activity import activity
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 TRUNCATION_METRIC_KEY = "num_truncations_max_turn_tokens"
 """Metric of an episode: number of responses truncated at ``RolloutLimits.max_turn_tokens``."""

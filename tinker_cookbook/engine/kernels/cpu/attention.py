@@ -9,15 +9,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from tinker_cookbook.engine.kernels.cpu.build import KernelCall, library
-
-if TYPE_CHECKING:
-    from tinker_cookbook.engine.model.attention_hook import AttentionCall
+from tinker_cookbook.engine.model.attention_hook import AttentionCall
 
 _TILE = 16
 """Prefill tokens that one thread processes at a time."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,10 +26,8 @@ from tinker_cookbook.engine.kernels.cpu.linear import (
     _Panels,
     packed_term,
 )
+from tinker_cookbook.engine.model.attention_hook import AttentionCall
 from tinker_cookbook.engine.model.low_rank import LowRank, Segments, Terms
-
-if TYPE_CHECKING:
-    from tinker_cookbook.engine.model.attention_hook import AttentionCall
 
 _KINDS = (CallOfNorm, CallOfProduct, CallOfRotation, CallOfAttention, CallOfGate)
 _ROWS = 64

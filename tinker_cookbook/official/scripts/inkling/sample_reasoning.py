@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chz
 
@@ -22,12 +22,7 @@ from tinker_cookbook.renderers import Message, ParseTermination, get_text_conten
 from tinker_cookbook.renderers.tml_v0 import TmlV0Renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-else:
-    tinker = lazy_module("tinker")
+from tinker_cookbook.utils.imports import tinker
 
 # The names that Inkling's documentation gives to efforts.
 _NAMES = {0.0: "none", 0.1: "minimal", 0.2: "low", 0.7: "medium", 0.9: "high", 0.99: "xhigh"}
