@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import chz
 import numpy as np
@@ -48,9 +48,6 @@ from tinker_cookbook.training.session import TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import official_names
 from tinker_cookbook.vocabulary import check_same_vocabulary
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Config", "main"]
 

@@ -24,17 +24,11 @@ from tinker_cookbook.rl.types import (
     TrajectoryGroup,
     Transition,
 )
-from tinker_cookbook.utils.imports import lazy_exports, lazy_module
+from tinker_cookbook.utils.imports import lazy_exports, tinker
 from tinker_cookbook.utils.model_inputs import ChunkKeys, Keys
 
 if TYPE_CHECKING:
-    import tinker
-    from tinker import types
-
     from tinker_cookbook.rl.envs.flat_observations import ProvenanceSpan
-else:
-    tinker = lazy_module("tinker")
-    types = lazy_module("tinker.types")
 
 __getattr__ = lazy_exports(
     __name__,
@@ -285,10 +279,10 @@ def _with_provenance(datum: tinker.Datum, turns: Sequence[_Turn]) -> tinker.Datu
         if not turn.sequence_id:
             return datum
         for span in (
-            types.PromptProvenanceSpan(
+            tinker.PromptProvenanceSpan(
                 sequence_id=turn.sequence_id, offset=turn.offset, length=len(turn.new)
             ),
-            types.SampledProvenanceSpan(sequence_id=turn.sequence_id, length=len(turn.action)),
+            tinker.SampledProvenanceSpan(sequence_id=turn.sequence_id, length=len(turn.action)),
         ):
             if span.length:
                 spans.append(span)

@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import chz
 from chz.field import Field
@@ -28,9 +28,7 @@ from tinker_cookbook.run.best import MetricMode, check_best_settings
 from tinker_cookbook.run.weights_paths import check_tinker_path, weights_field
 from tinker_cookbook.training.lr_scheduling import LRSchedule, compute_schedule_lr_multiplier
 from tinker_cookbook.training.server_needs import Need
-
-if TYPE_CHECKING:
-    from tinker import types
+from tinker_cookbook.utils.imports import tinker
 
 C = TypeVar("C", bound="TrainingConfig")
 
@@ -355,15 +353,14 @@ class TrainingConfig:
                 needs.append(Need(f"lora:{name}", f"{name}=False", f"set {name}=True"))
         return needs
 
-    def adam_params(self, step: int, total_steps: int) -> types.AdamParams:
+    def adam_params(self, step: int, total_steps: int) -> tinker.AdamParams:
         """Returns the optimizer settings of the 0-based update ``step``."""
-        from tinker import types
 
         # The rate depends only on the step and the run's length, so a resumed run has the same.
         multiplier = compute_schedule_lr_multiplier(
             self.lr_schedule, step, total_steps, self.warmup_steps
         )
-        return types.AdamParams(
+        return tinker.AdamParams(
             learning_rate=self.rate * multiplier,
             beta1=self.adam_beta1,
             beta2=self.adam_beta2,

@@ -5,16 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, nearest
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import httpx
-else:
-    httpx = lazy_module("httpx")
+from tinker_cookbook.utils.imports import httpx
 
 _TRIES = 5
 _BUSY = (408, 429, 500, 502, 503, 504)

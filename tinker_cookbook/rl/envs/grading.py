@@ -20,7 +20,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import process, spawn
 from multiprocessing.context import SpawnContext, SpawnProcess
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.grading.mathematics import (
@@ -30,12 +30,7 @@ from tinker_cookbook.grading.mathematics import (
     verify_response,
 )
 from tinker_cookbook.grading.texts import boxed_answer
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import pebble
-else:
-    pebble = lazy_module("pebble")
+from tinker_cookbook.utils.imports import pebble
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chz
 
@@ -25,16 +25,7 @@ from tinker_cookbook.rl.envs.problem_dataset import ProblemDatasetBuilder
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv
 from tinker_cookbook.rl.types import Env
 from tinker_cookbook.training.config import number
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import pebble
-    import reasoning_gym
-    from reasoning_gym import factory
-else:
-    pebble = lazy_module("pebble")
-    reasoning_gym = lazy_module("reasoning_gym")
-    factory = lazy_module("reasoning_gym.factory")
+from tinker_cookbook.utils.imports import pebble
 
 logger = logging.getLogger(__name__)
 
@@ -146,6 +137,9 @@ def make_generator(generator: str, config: Mapping[str, Any], *, size: int, seed
             f"env: the generator {generator!r} needs the package reasoning-gym, which is not "
             f"installed; expected: {install_command('rl')}"
         )
+    import reasoning_gym
+    from reasoning_gym import factory
+
     if generator not in factory.DATASETS:
         raise ConfigurationError(
             f"generator: got {generator!r}, expected one of the {len(factory.DATASETS)} that "

@@ -16,7 +16,7 @@ from collections.abc import Awaitable
 from concurrent.futures import BrokenExecutor, Executor
 from contextlib import suppress
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chz
 
@@ -45,9 +45,6 @@ from tinker_cookbook.rl.rollouts.strategy import (
 from tinker_cookbook.rl.types import EnvGroupBuilder, Metrics, TrajectoryGroup
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.user_classes import overrides
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
