@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from tinker_cookbook.utils.imports import tinker, torch
 
 if TYPE_CHECKING:
-    from tinker import types
     from transformers import PreTrainedTokenizerBase
 
 T_co = TypeVar("T_co", covariant=True)
@@ -51,18 +50,18 @@ class SamplingClient(Protocol):
 
     def sample(
         self,
-        prompt: types.ModelInput,
+        prompt: tinker.ModelInput,
         num_samples: int,
-        sampling_params: types.SamplingParams,
+        sampling_params: tinker.SamplingParams,
         include_prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
         topk_sample_logprobs: int = 0,
-    ) -> Future[types.SampleResponse]:
+    ) -> Future[tinker.SampleResponse]:
         """Samples ``num_samples`` completions of ``prompt``."""
         ...
 
     def compute_logprobs(
-        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
+        self, prompt: tinker.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> Future[list[float | None]]:
         """Returns log-probabilities of the prompt tokens, or only of the last ones; ``None`` for
         the first token and for tokens that were not requested."""
@@ -80,40 +79,40 @@ class TrainingClient(Protocol):
     def forward(
         self,
         data: list[tinker.Datum],
-        loss_fn: types.LossFnType,
+        loss_fn: tinker.types.LossFnType,
         loss_fn_config: Mapping[str, float | str] | None = None,
-    ) -> Future[types.ForwardBackwardOutput]:
+    ) -> Future[tinker.ForwardBackwardOutput]:
         """Computes log-probabilities and the summed loss, without gradients."""
         ...
 
     def forward_backward(
         self,
         data: list[tinker.Datum],
-        loss_fn: types.LossFnType,
+        loss_fn: tinker.types.LossFnType,
         loss_fn_config: Mapping[str, float | str] | None = None,
-    ) -> Future[types.ForwardBackwardOutput]:
+    ) -> Future[tinker.ForwardBackwardOutput]:
         """Adds the gradient of the summed loss; metric ``loss:sum``."""
         ...
 
     def forward_backward_custom(
         self, data: list[tinker.Datum], loss_fn: CustomLoss
-    ) -> Future[types.ForwardBackwardOutput]:
+    ) -> Future[tinker.ForwardBackwardOutput]:
         """Adds the gradient of a custom loss of the log-probabilities."""
         ...
 
-    def optim_step(self, optim_params: types.AdamParams) -> Future[types.OptimStepResponse]:
+    def optim_step(self, optim_params: tinker.AdamParams) -> Future[tinker.OptimStepResponse]:
         """Runs one optimizer step on the accumulated gradients and clears them."""
         ...
 
     def save_state(
         self, name: str, ttl_seconds: int | None = None, overwrite: bool = False
-    ) -> Future[types.SaveWeightsResponse]:
+    ) -> Future[tinker.types.SaveWeightsResponse]:
         """Saves adapter, optimizer and step; ``.path`` is ``tinker://RUN/weights/NAME``."""
         ...
 
     def save_weights_for_sampler(
         self, name: str, ttl_seconds: int | None = None
-    ) -> Future[types.SaveWeightsForSamplerResponse]:
+    ) -> Future[tinker.types.SaveWeightsForSamplerResponse]:
         """Saves only the adapter; ``.path`` is ``tinker://RUN/sampler_weights/NAME``."""
         ...
 
@@ -126,7 +125,7 @@ class TrainingClient(Protocol):
         """
         ...
 
-    def get_info(self) -> types.GetInfoResponse:
+    def get_info(self) -> tinker.types.GetInfoResponse:
         """Returns model name, rank and run id."""
         ...
 
@@ -139,27 +138,29 @@ class TrainingClient(Protocol):
 class RestClient(Protocol):
     """Lists and manages runs and checkpoints."""
 
-    def get_training_run(self, training_run_id: str) -> Future[types.TrainingRun]:
+    def get_training_run(self, training_run_id: str) -> Future[tinker.TrainingRun]:
         """Returns a run by its id."""
         ...
 
-    def get_training_run_by_tinker_path(self, tinker_path: str) -> Future[types.TrainingRun]:
+    def get_training_run_by_tinker_path(self, tinker_path: str) -> Future[tinker.TrainingRun]:
         """Returns the run that wrote a checkpoint."""
         ...
 
     def get_weights_info_by_tinker_path(
         self, tinker_path: str
-    ) -> Future[types.WeightsInfoResponse]:
+    ) -> Future[tinker.types.WeightsInfoResponse]:
         """Returns base model and adapter shape of a checkpoint."""
         ...
 
     def list_training_runs(
         self, limit: int = 20, offset: int = 0
-    ) -> Future[types.TrainingRunsResponse]:
+    ) -> Future[tinker.types.TrainingRunsResponse]:
         """Lists runs, newest first."""
         ...
 
-    def list_checkpoints(self, training_run_id: str) -> Future[types.CheckpointsListResponse]:
+    def list_checkpoints(
+        self, training_run_id: str
+    ) -> Future[tinker.types.CheckpointsListResponse]:
         """Lists the checkpoints of a run, oldest first."""
         ...
 

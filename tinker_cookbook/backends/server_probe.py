@@ -14,16 +14,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinker_cookbook.backends.protocols import ServiceClient, TrainingClient
 from tinker_cookbook.utils.command_line.entrypoint import server_error_message
-from tinker_cookbook.utils.imports import lazy_module, tinker
-
-if TYPE_CHECKING:
-    from tinker import types
-else:
-    types = lazy_module("tinker.types")
+from tinker_cookbook.utils.imports import tinker
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +122,7 @@ class ServerProbe:
 
     async def _check_prompt_logprobs(self) -> str | None:
         client = await self.service.create_sampling_client(base_model=self.model_name)
-        found = await client.compute_logprobs(types.ModelInput.from_ints(list(_TOKENS)))
+        found = await client.compute_logprobs(tinker.ModelInput.from_ints(list(_TOKENS)))
         values = list(found or ())
         if len(values) != len(_TOKENS):
             return f"it returned {len(values)} log-probabilities for {len(_TOKENS)} prompt tokens"
@@ -138,9 +133,9 @@ class ServerProbe:
     async def _check_topk_prompt_logprobs(self) -> str | None:
         client = await self.service.create_sampling_client(base_model=self.model_name)
         response = await client.sample(
-            types.ModelInput.from_ints(list(_TOKENS)),
+            tinker.ModelInput.from_ints(list(_TOKENS)),
             1,
-            types.SamplingParams(max_tokens=1),
+            tinker.SamplingParams(max_tokens=1),
             include_prompt_logprobs=True,
             topk_prompt_logprobs=2,
         )
@@ -164,7 +159,7 @@ class ServerProbe:
         if loss == "gspo":
             inputs["sequence_ratio_mask"] = ones
         datum = tinker.Datum(
-            model_input=types.ModelInput.from_ints(list(_TOKENS)), loss_fn_inputs=inputs
+            model_input=tinker.ModelInput.from_ints(list(_TOKENS)), loss_fn_inputs=inputs
         )
         config = {"dro": {"beta": 0.1}, "gspo": _GSPO}.get(loss)
         output = await self.client.forward([datum], loss, config)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from tinker_cookbook.backends.connect import Connection
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
@@ -24,9 +24,6 @@ from tinker_cookbook.renderers.core.parsing import ContentDelta
 from tinker_cookbook.sampling_model import SamplingModel
 from tinker_cookbook.third_party.openai_compat import tinker_messages_to_openai
 from tinker_cookbook.utils.imports import tinker
-
-if TYPE_CHECKING:
-    from tinker import types
 
 _OPENAI_PREFIX = "/oai/api/v1"  # OpenAI API of tinker_cookbook.server
 _PROBE_SECONDS = 5.0
@@ -127,7 +124,7 @@ class ChatModel:
         return Answer(message, ending, named)
 
     async def _stream(
-        self, prompt: tinker.ModelInput, params: types.SamplingParams, take: Callable[..., None]
+        self, prompt: tinker.ModelInput, params: tinker.SamplingParams, take: Callable[..., None]
     ) -> None:
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, float] | None]()
 
@@ -150,7 +147,7 @@ class ChatModel:
             future.cancel()  # no effect if it has ended
 
     async def _sample_whole(
-        self, prompt: tinker.ModelInput, params: types.SamplingParams, take: Callable[..., None]
+        self, prompt: tinker.ModelInput, params: tinker.SamplingParams, take: Callable[..., None]
     ) -> None:
         response = await self.model.client.sample(
             prompt=prompt, num_samples=1, sampling_params=params

@@ -31,7 +31,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -59,9 +59,6 @@ from tinker_cookbook.rl.metrics import (
 from tinker_cookbook.rl.types import Trajectory
 from tinker_cookbook.utils.imports import tinker, torch
 from tinker_cookbook.utils.model_inputs import score_datums, whole_sequence
-
-if TYPE_CHECKING:
-    from tinker import types
 
 _Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -239,7 +236,7 @@ class TopKSignal(TeacherSignal):
 
     def submit(
         self, client: TrainingClient, data_D: Sequence[tinker.Datum], config: Config
-    ) -> Future[types.ForwardBackwardOutput]:
+    ) -> Future[tinker.ForwardBackwardOutput]:
         """Queues one pass with autograd."""
         data = []
         for datum in data_D:
@@ -256,7 +253,7 @@ class TopKSignal(TeacherSignal):
             data.append(replace(datum, loss_fn_inputs=arrays))
         return client.forward_backward_custom(data, TopKReverseKL(self._coef))
 
-    def trained_logprobs(self, output: types.ForwardBackwardOutput) -> list[Any]:
+    def trained_logprobs(self, output: tinker.ForwardBackwardOutput) -> list[Any]:
         """Returns the log-probabilities [T] of the sampled tokens, the last target of each row."""
         return [values.to_numpy()[:, -1] for values in super().trained_logprobs(output)]
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
 
 import chz
 
@@ -62,9 +61,6 @@ from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import official_names, tinker
-
-if TYPE_CHECKING:
-    from tinker import types
 
 __all__ = [
     "DEFAULT_DEMO_TEMPLATE",
@@ -287,14 +283,14 @@ class SelfDistillation(Objective):
         self._teacher = (since, client)
         return client
 
-    def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
+    def submit(self, client: TrainingClient, batch: Batch) -> Future[tinker.ForwardBackwardOutput]:
         """Queues a pass with the backend's cross-entropy, or with the reverse KL by autograd."""
         if self._config.reverse:
             # Cross-entropy is built into backends; the reverse KL needs autograd.
             return client.forward_backward_custom(batch.data, ReverseKL())
         return client.forward_backward(batch.data, "cross_entropy")
 
-    def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
+    def metrics(self, batch: Batch, output: tinker.ForwardBackwardOutput) -> Metrics:
         """Returns metrics of the answers, the teacher, and the distance between them."""
         soft: list[SoftDatum]
         soft, found = batch.prepared

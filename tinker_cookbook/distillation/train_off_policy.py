@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chz
 
@@ -55,9 +55,6 @@ from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.vocabulary import check_same_vocabulary
-
-if TYPE_CHECKING:
-    from tinker import types
 
 __all__ = ["Config", "DatasetWithTeacher", "MixtureBuilder", "main"]
 
@@ -313,11 +310,11 @@ class OffPolicy(Objective):
         soft = await self.score(data)
         return Batch([each.datum for each in soft], (soft, [number_of(datum) for datum in data]))
 
-    def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
+    def submit(self, client: TrainingClient, batch: Batch) -> Future[tinker.ForwardBackwardOutput]:
         """Queues a pass with the backend's cross-entropy with targets [T, K]."""
         return client.forward_backward(batch.data, "cross_entropy")
 
-    def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
+    def metrics(self, batch: Batch, output: tinker.ForwardBackwardOutput) -> Metrics:
         """Returns metrics over all examples, and per dataset if there are several."""
         soft: list[SoftDatum]
         numbers: list[int]

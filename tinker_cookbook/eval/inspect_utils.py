@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinker_cookbook.utils.imports import missing_extra
 
@@ -61,9 +61,6 @@ from tinker_cookbook.sampling_model import (
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.imports import tinker
 
-if TYPE_CHECKING:
-    from tinker import types
-
 __all__ = [
     "DEFAULT_MAX_TOKENS",
     "InspectAPIFromTinkerSampling",
@@ -92,7 +89,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 def get_model_usage(
     tokenized_prompt: Sequence[int],
-    responses: Sequence[types.SampledSequence],
+    responses: Sequence[tinker.SampledSequence],
     cached_prompt_tokens: int = 0,
 ) -> ModelUsage:
     """Returns the token usage of one request.
@@ -119,7 +116,7 @@ class _Request:
     prompt: list[int]
     prefix: list[int]
     stop_strings: list[str]
-    params: types.SamplingParams
+    params: tinker.SamplingParams
     config: GenerateConfig
     parallel_tool_calls: bool
 
@@ -284,7 +281,7 @@ class InspectAPIFromTinkerSampling(ModelAPI):
         return _Request(prompt, prefix, stop_strings, params, config, several_calls)
 
     def _choice(
-        self, request: _Request, sequence: types.SampledSequence, scores: Logprobs | None
+        self, request: _Request, sequence: tinker.SampledSequence, scores: Logprobs | None
     ) -> ChatCompletionChoice:
         """Parses a sampled sequence."""
         sampled = list(sequence.tokens)
@@ -320,7 +317,7 @@ class InspectAPIFromTinkerSampling(ModelAPI):
                 return reader.message()
         return self.renderer.parse_response(tokens)[0]
 
-    def _logprobs(self, request: _Request, sequence: types.SampledSequence) -> Logprobs:
+    def _logprobs(self, request: _Request, sequence: tinker.SampledSequence) -> Logprobs:
         tokens, logprobs = list(sequence.tokens), list(sequence.logprobs or [])
         top = sequence.topk_logprobs_np
         stops: Any = self.renderer.get_stop_sequences()
@@ -331,7 +328,7 @@ class InspectAPIFromTinkerSampling(ModelAPI):
         return convert_logprobs(self._codec, tokens, logprobs, alternatives)
 
     def _prompt_logprobs(
-        self, request: _Request, response: types.SampleResponse
+        self, request: _Request, response: tinker.SampleResponse
     ) -> Logprobs | None:
         values = response.prompt_logprobs
         if request.config.prompt_logprobs is None or values is None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.eval.benchmarks._data import load_hub_rows
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.grading.texts import split_thinking
 from tinker_cookbook.renderers import Renderer, get_text_content
-from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
-    import datasets
     from datasets import Dataset
-else:
-    datasets = lazy_module("datasets")
 
 
 def decode_response(action: list[int], renderer: Renderer) -> str:
@@ -51,7 +47,9 @@ def load_benchmark_dataset(
             how to get access to a gated dataset.
     """
     rows = load_hub_rows(path, split, name)
-    return cast("Dataset", datasets.Dataset.from_list(rows))
+    from datasets import Dataset  # takes seconds
+
+    return Dataset.from_list(rows)
 
 
 def extract_command(text: str) -> str | None:

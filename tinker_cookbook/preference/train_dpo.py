@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 import chz
 import numpy as np
@@ -48,9 +47,6 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import official_names, tinker
 from tinker_cookbook.utils.model_inputs import score_datums
 from tinker_cookbook.vocabulary import check_same_vocabulary
-
-if TYPE_CHECKING:
-    from tinker import types
 
 logger = logging.getLogger(__name__)
 
@@ -175,11 +171,11 @@ class Pairs(Objective):
             return PairBatch(data, np.zeros(len(data)))
         return PairBatch(data, answer_scores(data, await score_datums(self._reference, data)))
 
-    def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
+    def submit(self, client: TrainingClient, batch: Batch) -> Future[tinker.ForwardBackwardOutput]:
         """Queues one pass with autograd on the local engine, two passes on the hosted API."""
         return client.forward_backward_custom(batch.data, PairObjective(self._loss, batch.prepared))
 
-    def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
+    def metrics(self, batch: Batch, output: tinker.ForwardBackwardOutput) -> Metrics:
         """Returns ``num_pairs`` and the metrics of ``pair_metrics``."""
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
         found = pair_metrics(self._loss, batch.prepared, logprobs)

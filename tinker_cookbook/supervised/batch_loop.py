@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chz
 
@@ -60,9 +60,6 @@ from tinker_cookbook.utils.cost_estimation import fetch_model_pricing
 from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.trace import scope_span
-
-if TYPE_CHECKING:
-    from tinker import types
 
 _SKIPS_LOGGED = 3
 _TIMED_STEPS = 2
@@ -125,11 +122,11 @@ class Objective(ABC):
         return Batch(data)
 
     @abstractmethod
-    def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
+    def submit(self, client: TrainingClient, batch: Batch) -> Future[tinker.ForwardBackwardOutput]:
         """Submits the forward-backward pass of the batch."""
 
     @abstractmethod
-    def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
+    def metrics(self, batch: Batch, output: tinker.ForwardBackwardOutput) -> Metrics:
         """Returns the objective's metrics of the batch."""
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
@@ -264,8 +261,8 @@ class SubmittedBatch:
     submit; ``train_batches`` evaluates after the update.
     """
 
-    fwd_bwd_future: Future[types.ForwardBackwardOutput]
-    optim_step_future: Future[types.OptimStepResponse]
+    fwd_bwd_future: Future[tinker.ForwardBackwardOutput]
+    optim_step_future: Future[tinker.OptimStepResponse]
     metrics: Metrics
     """Metrics that are known before the results."""
     data: list[tinker.Datum]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import chz
 
@@ -31,11 +30,8 @@ from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.training.config import prepared
 from tinker_cookbook.training.session import Metrics, TrainingSession, run_evaluators
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.trace import scope_span
-
-if TYPE_CHECKING:
-    from tinker import types
-
 
 __all__ = ["Config", "CrossEntropy", "SubmittedBatch", "main", "run_evals"]
 
@@ -94,11 +90,11 @@ class CrossEntropy(Objective):
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         self._tokenizer = tokenizer
 
-    def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
+    def submit(self, client: TrainingClient, batch: Batch) -> Future[tinker.ForwardBackwardOutput]:
         """Submits a pass with the backend's cross-entropy loss."""
         return client.forward_backward(batch.data, "cross_entropy")
 
-    def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
+    def metrics(self, batch: Batch, output: tinker.ForwardBackwardOutput) -> Metrics:
         """Returns ``num_loss_tokens`` and the mean losses."""
         # The backend returns one record for each datum, in order.
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,6 @@ import numpy.typing as npt
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.utils.imports import tinker
-
-if TYPE_CHECKING:
-    from tinker import types
 
 Keys: TypeAlias = npt.NDArray[np.int64]
 """[T]: the token at each position, negative at the positions of an image."""
@@ -28,7 +25,7 @@ class ChunkKeys:
     """
 
     def __init__(self) -> None:
-        self._known: list[tuple[types.ModelInputChunk, int]] = []
+        self._known: list[tuple[tinker.ModelInputChunk, int]] = []
 
     def keys(self, model_input: tinker.ModelInput) -> Keys:
         """Returns the keys [T] of all positions."""
@@ -42,7 +39,7 @@ class ChunkKeys:
             return tinker.ModelInput.from_ints(keys.tolist())
         # A part starts where text changes to an image or back, or where another image begins.
         starts = np.flatnonzero(np.diff(np.where(keys < 0, keys, 0), prepend=1))
-        chunks: list[types.ModelInputChunk] = []
+        chunks: list[tinker.ModelInputChunk] = []
         for part in np.split(keys, starts[1:]):
             if part[0] >= 0:
                 chunks.append(tinker.EncodedTextChunk(tokens=part.tolist()))
@@ -57,7 +54,7 @@ class ChunkKeys:
         """Returns the keys up to the last token; an image at the end has no target."""
         return keys[: int(np.flatnonzero(keys >= 0)[-1]) + 1] if (keys >= 0).any() else keys[:0]
 
-    def _chunk_keys(self, chunk: types.ModelInputChunk) -> Keys:
+    def _chunk_keys(self, chunk: tinker.ModelInputChunk) -> Keys:
         tokens = getattr(chunk, "tokens", None)
         if tokens is not None:
             return np.asarray(tokens, dtype=np.int64)

@@ -15,8 +15,6 @@ from tinker_cookbook.rl.types import Trajectory
 from tinker_cookbook.utils.imports import tinker
 
 if TYPE_CHECKING:
-    from tinker import types
-
     from tinker_cookbook.rl.config import Config
     from tinker_cookbook.rl.loop.sources import RolloutGroup
 
@@ -75,16 +73,16 @@ class AdvantageAdjuster(ABC):
 
     def submit(
         self, client: TrainingClient, data_D: Sequence[tinker.Datum], config: Config
-    ) -> Future[types.ForwardBackwardOutput]:
+    ) -> Future[tinker.ForwardBackwardOutput]:
         """Submits the pass over adjusted data; by default with the loss of the run."""
         return submit_loss(client, data_D, config.training_loss_fn(), config.loss_fn_config)
 
-    def trained_logprobs(self, output: types.ForwardBackwardOutput) -> list[Any]:
+    def trained_logprobs(self, output: tinker.ForwardBackwardOutput) -> list[Any]:
         """Returns the learner's log-probabilities [T] of each datum's tokens."""
         return logprobs_of(output)
 
 
-def logprobs_of(output: types.ForwardBackwardOutput) -> list[Any]:
+def logprobs_of(output: tinker.ForwardBackwardOutput) -> list[Any]:
     """Returns the log-probabilities [T] of each datum's targets."""
     return [record["logprobs"] for record in output.loss_fn_outputs]
 
@@ -94,7 +92,7 @@ def submit_loss(
     data_D: Sequence[tinker.Datum],
     loss_fn: str,
     loss_fn_config: dict[str, Any] | None,
-) -> Future[types.ForwardBackwardOutput]:
+) -> Future[tinker.ForwardBackwardOutput]:
     """Submits a pass over data with their ``mask``.
 
     Raises:

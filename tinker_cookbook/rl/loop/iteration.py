@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
@@ -46,9 +46,6 @@ from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.model_inputs import score_datums
 from tinker_cookbook.utils.trace import scope_span
-
-if TYPE_CHECKING:
-    from tinker import types
 
 _EMPTY_ITERATIONS = 3
 """Iterations in a row without a turn after which a run ends."""
@@ -204,15 +201,15 @@ class Update:
         self,
         config: Config,
         client: TrainingClient,
-        adam: types.AdamParams,
+        adam: tinker.AdamParams,
         adjuster: AdvantageAdjuster | None = None,
     ) -> None:
         self._config, self._client, self._adam = config, client, adam
         self._adjuster = adjuster
         self.data: list[tinker.Datum] = []
         """Data trained on so far, with their masks."""
-        self._passes: list[Future[types.ForwardBackwardOutput]] = []
-        self._optim_steps: list[Future[types.OptimStepResponse]] = []
+        self._passes: list[Future[tinker.ForwardBackwardOutput]] = []
+        self._optim_steps: list[Future[tinker.OptimStepResponse]] = []
         self._adjusted: dict[str, Mean] = {}
         self._ratios = RatioStatistics()
         self._scoring_seconds = 0.0
