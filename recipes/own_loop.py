@@ -7,23 +7,73 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import chz
+
 from tinker_cookbook import checkpoint_utils, cli_utils
 from tinker_cookbook.backends import Connection, ServiceClient, TrainingClient
 from tinker_cookbook.backends.connect import connect_with
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.engine.sampler_settings import SamplerSettings
+from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.run import ml_log
 from tinker_cookbook.run.changes import check_same_settings
 from tinker_cookbook.run.data_record import data_record, write_data_record
 from tinker_cookbook.run.lock import RunLock
 from tinker_cookbook.run.resume import check_not_passed, newest_saved
 from tinker_cookbook.run.weights import check_weights
+from tinker_cookbook.training.config import DEFAULT_TTL_SECONDS, number
 from tinker_cookbook.training.server_needs import Need, ServerCheck
 
 C = TypeVar("C")
 D = TypeVar("D")
 
 logger = logging.getLogger(__name__)
+
+
+@chz.chz
+class LoopSettings:
+    """Settings that every own loop has."""
+
+    model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
+    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
+    lora_rank: int = number(32, "Rank of the LoRA adapter", low=1)
+    seed: int = chz.field(
+        default=0, doc="Seed of the adapter's initialization, of the data and of the samples"
+    )
+    save_every: int = number(20, "Steps between checkpoints; 0: never")
+    allow_config_change: bool = chz.field(
+        default=False, doc="Resume even if settings that affect training have changed"
+    )
+    ttl_seconds: int | None = number(
+        DEFAULT_TTL_SECONDS, "Lifetime of periodic checkpoints; the final one stays", low=1
+    )
+    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
+    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
+    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
+    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
+        default="ask", doc="ask, resume, delete or raise"
+    )
+    wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
+    wandb_name: str | None = chz.field(default=None, doc="Name of the run in Weights & Biases")
+    session_name: str | None = chz.field(default=None, doc="Name of the run in the backend")
+
+
+def save_step(client: TrainingClient, config: Any, done: int, total: int, **state: Any) -> None:
+    """Saves a checkpoint after every ``save_every`` steps, and after the last one.
+
+    The final checkpoint can also be sampled from, and does not expire.
+    """
+    final = done == total
+    if final or (config.save_every and done % config.save_every == 0):
+        checkpoint_utils.save_checkpoint(
+            client,
+            "final" if final else f"{done:06d}",
+            config.log_path,
+            {"batch": done, "final": final, **state},
+            kind="both" if final else "state",
+            ttl_seconds=None if final else config.ttl_seconds,
+        )
 
 
 def make_client(config: Any, service: ServiceClient, state_path: str | None) -> TrainingClient:

@@ -19,24 +19,18 @@ from typing import Any
 import chz
 import numpy as np
 
-from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
+from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.backends import TrainingClient
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.grading.numbers import check_gsm8k
 from tinker_cookbook.recipes.math_rl.datasets import Problem, read_problems
-from tinker_cookbook.recipes.own_loop import run_own_loop
+from tinker_cookbook.recipes.own_loop import LoopSettings, run_own_loop, save_step
 from tinker_cookbook.renderers import Renderer, ensure_text, get_renderer
 from tinker_cookbook.rl.losses import loss_hint
 from tinker_cookbook.run import ml_log
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import (
-    DEFAULT_TTL_SECONDS,
-    check_model,
-    check_settings,
-    number,
-    peak_rate,
-)
+from tinker_cookbook.training.config import check_model, check_settings, number, peak_rate
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import tinker
@@ -46,55 +40,27 @@ LOSSES = ("importance_sampling", "ppo", "cispo", "gspo")
 
 
 @chz.chz
-class Config(SamplerOptions):
+class Config(LoopSettings, SamplerOptions):
     """Settings of the loop."""
 
-    model_name: str = chz.field(
-        default="HuggingFaceTB/SmolLM2-135M-Instruct", doc="Hub name or local folder of the model"
-    )
     dataset_path: str | None = chz.field(
         default=None, doc="JSONL file of problems whose answers are numbers; default: sums"
     )
-    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
-    groups_per_batch: int = chz.field(default=8, doc="Questions per step")
-    group_size: int = chz.field(default=8, doc="Answers to a question")
-    max_tokens: int = chz.field(default=12, doc="Maximum tokens of an answer")
+    groups_per_batch: int = number(8, "Questions per step", low=1)
+    group_size: int = number(8, "Answers to a question", low=1)
+    max_tokens: int = number(12, "Maximum tokens of an answer", low=1)
     loss_fn: str = chz.field(default="importance_sampling", doc=f"One of {', '.join(LOSSES)}")
     learning_rate: float | None = peak_rate(
         None, "Default: a quarter of the recommended rate for supervised fine-tuning"
     )
-    num_steps: int = chz.field(default=40, doc="Number of steps; the file is read again if it ends")
-    lora_rank: int = number(32, "Rank of the LoRA adapter", low=1)
-    seed: int = chz.field(
-        default=0, doc="Seed of the adapter's initialization, the questions and the samples"
-    )
-    save_every: int = number(20, "Steps between checkpoints; 0: never")
-    allow_config_change: bool = chz.field(
-        default=False, doc="Resume even if settings that affect training have changed"
-    )
-    ttl_seconds: int | None = number(
-        DEFAULT_TTL_SECONDS, "Lifetime of periodic checkpoints; the final one stays", low=1
-    )
-    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
-    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
-    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
-    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
+    num_steps: int = number(40, "Number of steps; the file is read again if it ends", low=1)
     log_path: str = chz.field(
         default=str(cli_utils.default_log_path("rl-loop")), doc="Folder of this run"
     )
-    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
-        default="ask", doc="ask, resume, delete or raise"
-    )
-    wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
-    wandb_name: str | None = chz.field(default=None, doc="Name of the run in Weights & Biases")
-    session_name: str | None = chz.field(default=None, doc="Name of the run in the backend")
 
 
 def resolve(config: Config) -> Config:
     """Checks the settings and fills in defaults of the model, so that the log contains them."""
-    for name in ("groups_per_batch", "group_size", "max_tokens", "num_steps"):
-        if getattr(config, name) < 1:
-            raise ConfigurationError(f"{name}: got {getattr(config, name)}, expected at least 1")
     if config.loss_fn not in LOSSES:
         raise ConfigurationError(
             f"loss_fn: got {config.loss_fn!r}, expected one of {', '.join(LOSSES)}"
@@ -171,22 +137,12 @@ def train(
             output = forward_backward.result()
             optim.result()
             metrics["optim/kl_sample_train_v1"] = kl_sample_train(data, output)
-        done, final = step + 1, step + 1 == config.num_steps
-        metrics["progress/done_frac"] = done / config.num_steps
+        metrics["progress/done_frac"] = (step + 1) / config.num_steps
         metrics["optim/lr"] = rate
         metrics["time/step"] = time.monotonic() - started
-        log.log_metrics(metrics, step=done)
+        log.log_metrics(metrics, step=step + 1)
 
-        # The final checkpoint can also be sampled from, and does not expire.
-        if final or (config.save_every and done % config.save_every == 0):
-            checkpoint_utils.save_checkpoint(
-                client,
-                "final" if final else f"{done:06d}",
-                config.log_path,
-                {"batch": done, "final": final},
-                kind="both" if final else "state",
-                ttl_seconds=None if final else config.ttl_seconds,
-            )
+        save_step(client, config, step + 1, config.num_steps)
 
 
 def sample_batch(

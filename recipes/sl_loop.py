@@ -16,11 +16,11 @@ import time
 
 import chz
 
-from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
+from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.backends import TrainingClient
 from tinker_cookbook.backends.connect import leave_torch_out
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.recipes.own_loop import run_own_loop
+from tinker_cookbook.recipes.own_loop import LoopSettings, run_own_loop, save_step
 from tinker_cookbook.recipes.start import example_data
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer
 from tinker_cookbook.run import ml_log
@@ -28,13 +28,7 @@ from tinker_cookbook.supervised.common import compute_token_nll, count_loss_toke
 from tinker_cookbook.supervised.conversation_file import naming, read_conversations
 from tinker_cookbook.supervised.data import conversation_to_datum
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import (
-    DEFAULT_TTL_SECONDS,
-    check_model,
-    check_settings,
-    number,
-    peak_rate,
-)
+from tinker_cookbook.training.config import check_model, check_settings, number, peak_rate
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import tinker
@@ -44,14 +38,10 @@ EXAMPLES = example_data("conversations.jsonl")
 
 
 @chz.chz
-class Config:
+class Config(LoopSettings):
     """Settings of the loop."""
 
-    model_name: str = chz.field(
-        default="HuggingFaceTB/SmolLM2-135M-Instruct", doc="Hub name or local folder of the model"
-    )
     dataset_path: str = chz.field(default=str(EXAMPLES), doc="JSONL file of conversations")
-    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     train_on_what: TrainOnWhat = chz.field(
         default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Which messages are trained on"
     )
@@ -62,30 +52,9 @@ class Config:
     learning_rate: float | None = peak_rate(None, "Default: the recommended rate for the model")
     num_epochs: int = number(1, "Passes over the training data", low=1)
     max_steps: int | None = number(None, "Number of steps; overrides num_epochs")
-    lora_rank: int = number(32, "Rank of the LoRA adapter", low=1)
-    seed: int = chz.field(
-        default=0, doc="Seed of the adapter's initialization and of the data order"
-    )
-    save_every: int = number(20, "Steps between checkpoints; 0: never")
-    allow_config_change: bool = chz.field(
-        default=False, doc="Resume even if settings that affect training have changed"
-    )
-    ttl_seconds: int | None = number(
-        DEFAULT_TTL_SECONDS, "Lifetime of periodic checkpoints; the final one stays", low=1
-    )
-    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
-    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
-    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
-    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
     log_path: str = chz.field(
         default=str(cli_utils.default_log_path("sl-loop")), doc="Folder of this run"
     )
-    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
-        default="ask", doc="ask, resume, delete or raise"
-    )
-    wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
-    wandb_name: str | None = chz.field(default=None, doc="Name of the run in Weights & Biases")
-    session_name: str | None = chz.field(default=None, doc="Name of the run in the backend")
 
 
 def resolve(config: Config) -> Config:
@@ -207,17 +176,7 @@ def train(
             step=step + 1,
         )
 
-        done = step + 1
-        # The final checkpoint can also be sampled from, and does not expire.
-        if done == total_steps or (config.save_every and done % config.save_every == 0):
-            checkpoint_utils.save_checkpoint(
-                client,
-                "final" if done == total_steps else f"{done:06d}",
-                config.log_path,
-                {"batch": done, "epoch": epoch, "final": done == total_steps},
-                kind="both" if done == total_steps else "state",
-                ttl_seconds=None if done == total_steps else config.ttl_seconds,
-            )
+        save_step(client, config, step + 1, total_steps, epoch=epoch)
 
 
 if __name__ == "__main__":

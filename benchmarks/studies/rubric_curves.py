@@ -20,10 +20,24 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
-from tinker_cookbook.recipes.rubric.generate_data import CRITERIA, meets
 
+ANIMALS = (
+    "dog dogs cat cats bird birds bear bears frog frogs rabbit bunny fish duck ducks mouse cow "
+    "horse pig lion fox owl bee squirrel butterfly monkey puppy kitten elephant"
+)
+HAPPY = "happy smiled smile laughed fun loved joy proud excited glad hugged"
+CRITERIA = {
+    "There is an animal in the story.": ANIMALS,
+    "Somebody in the story is happy.": HAPPY,
+}
+"""Criteria of the stories of the example data, and the words that made their labels."""
 STEPS, SEEDS = 12, (0, 1, 2)
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
+
+
+def meets(answer: str, criterion: str) -> bool:
+    """Returns whether a story meets one of ``CRITERIA``, by its words."""
+    return not set(re.findall("[a-z]+", answer.lower())).isdisjoint(CRITERIA[criterion].split())
 
 
 def main(folder: Path, model: str) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import chz
 
@@ -24,9 +22,9 @@ from tinker_cookbook.recipes.code_rl.tasks import (
     one_line_tasks,
 )
 from tinker_cookbook.recipes.start import check_files
-from tinker_cookbook.renderers import Message, get_renderer
-from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
-from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.renderers import Message, Renderer, get_renderer
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset, ProblemDatasetBuilder
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder
 from tinker_cookbook.sandbox import SandboxBackend
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.tool_use import Tool, build_agent_tool_env
@@ -42,6 +40,11 @@ def load_deepcoder_tasks(
     if split == "train":
         random.Random(seed).shuffle(tasks)
     return tasks
+
+
+def _renderer(model_name: str, renderer_name: str | None) -> Renderer:
+    name = renderer_name or model_info.get_recommended_renderer_name(model_name)
+    return get_renderer(name, get_tokenizer(model_name))
 
 
 @chz.chz
@@ -70,8 +73,7 @@ class DeepcoderEnvGroupBuilder(EnvGroupBuilder):
 
     async def make_envs(self) -> Sequence[Env]:
         """Returns ``group_size`` environments of the task."""
-        name = self.renderer_name or model_info.get_recommended_renderer_name(self.model_name)
-        renderer = get_renderer(name, get_tokenizer(self.model_name))
+        renderer = _renderer(self.model_name, self.renderer_name)
         reward = DeepcoderReward(
             self.task,
             self.sandbox_backend,
@@ -115,18 +117,11 @@ class DeepcoderDataset(ProblemDataset[DeepcoderEnvGroupBuilder]):
     def __init__(self, env_group_builders: list[DeepcoderEnvGroupBuilder], batch_size: int) -> None:
         super().__init__(env_group_builders, lambda builder: builder, batch_size)
 
-    def data_sources(self) -> dict[str, Any]:
-        """Returns the tasks."""
-        return {"": [builder.task for builder in self._problems]}
-
 
 @chz.chz
-class DeepcoderDatasetBuilder(RLDatasetBuilder):
+class DeepcoderDatasetBuilder(ProblemDatasetBuilder):
     """Programming tasks to train on and to evaluate on."""
 
-    model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
-    batch_size: int = chz.field(doc="Problems per step")
-    group_size: int = chz.field(doc="Episodes per problem")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     max_turns: int = chz.field(default=2, doc="Maximum answers of an episode; 1: no tool")
     format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without a code block")
@@ -134,7 +129,6 @@ class DeepcoderDatasetBuilder(RLDatasetBuilder):
     sandbox_backend: SandboxBackend | None = chz.field(
         default=None, doc="local, sandboxfusion or modal; default: local"
     )
-    seed: int = chz.field(default=0, doc="Seed of the order of training tasks")
     max_generation_tokens: int | None = chz.field(default=None, doc="Tokens kept for an answer")
     context_overflow_reward: float = chz.field(
         default=-0.1, doc="Reward of an episode that exceeds the tokens"
@@ -156,18 +150,17 @@ class DeepcoderDatasetBuilder(RLDatasetBuilder):
             )
         check_files(self, "dataset_path", "test_path")
 
-    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Reads both parts; the test part has one episode of each task."""
-        self.check()
-        return await asyncio.to_thread(self._build)
-
-    def _build(self) -> tuple[RLDataset, RLDataset | None]:
+    def load(self) -> tuple[list[DeepcoderTask], list[DeepcoderTask]]:
+        """Returns the tasks to train on, shuffled by ``seed``, and those to evaluate on."""
         train, test = self._tasks()
-        if self.num_test is not None:
-            test = test[: self.num_test]
         random.Random(self.seed).shuffle(train)
-        group = partial(
-            DeepcoderEnvGroupBuilder,
+        return train, test if self.num_test is None else test[: self.num_test]
+
+    def group(self, renderer: Renderer, size: int, problem: DeepcoderTask) -> EnvGroupBuilder:
+        """Returns the episodes of a task."""
+        return DeepcoderEnvGroupBuilder(
+            task=problem,
+            group_size=size,
             model_name=self.model_name_for_tokenizer,
             renderer_name=self.renderer_name,
             max_turns=self.max_turns,
@@ -181,11 +174,9 @@ class DeepcoderDatasetBuilder(RLDatasetBuilder):
             code_block=self.dataset != ONE_LINE or self.dataset_path is not None,
         )
 
-        def dataset(tasks: list[DeepcoderTask], size: int) -> RLDataset:
-            builders = [group(task=task, group_size=size) for task in tasks]
-            return DeepcoderDataset(builders, self.batch_size)
-
-        return dataset(train, self.group_size), dataset(test, 1) if test else None
+    def renderer(self) -> Renderer:
+        """Returns the renderer, by default the model's."""
+        return _renderer(self.model_name_for_tokenizer, self.renderer_name)
 
     def _tasks(self) -> tuple[list[DeepcoderTask], list[DeepcoderTask]]:
         """Returns the tasks to train on and to evaluate on."""

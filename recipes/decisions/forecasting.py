@@ -33,9 +33,7 @@ from tinker_cookbook.recipes.decisions.train import decision_dist_datums, probab
 from tinker_cookbook.recipes.forecasting.data import (
     ForecastExample,
     ForecastSplit,
-    fetch_prophet_arena,
-    load_prophet_arena_split,
-    parse_utc_datetime,
+    MarketSettings,
 )
 from tinker_cookbook.recipes.forecasting.env import (
     CalibrationBin,
@@ -44,7 +42,6 @@ from tinker_cookbook.recipes.forecasting.env import (
     calibration_table,
     roc_auc,
 )
-from tinker_cookbook.recipes.forecasting.settings import MarketSettings
 from tinker_cookbook.recipes.forecasting.train import show
 from tinker_cookbook.recipes.own_loop import run_own_loop
 from tinker_cookbook.recipes.start import DEMO_MODEL
@@ -163,17 +160,6 @@ def _metrics(pairs: Sequence[tuple[float, int]]) -> dict[str, float]:
     return metrics if auc is None else {**metrics, "auc": auc}
 
 
-def load_split(cfg: Config) -> ForecastSplit:
-    """Returns the markets that the settings name; writes the synthetic ones."""
-    return load_prophet_arena_split(
-        cfg.csv_file() or fetch_prophet_arena(cfg.dataset_revision, cfg.data_cache_dir),
-        split_time=parse_utc_datetime(cfg.split_date, "split_date"),
-        max_train_questions=cfg.max_train_questions,
-        max_validation_questions=cfg.max_validation_questions,
-        seed=cfg.seed,
-    )
-
-
 async def train(
     cfg: Config,
     *,
@@ -261,7 +247,7 @@ def main(cfg: Config) -> None:
     """Trains forecasts as decisions, and prints how well they are calibrated."""
     check_model(cfg)
     need = Need("custom_loss", "the Brier score")
-    run_own_loop(cfg, load_split, lambda _, split: _count_steps(cfg, split.train), _run, [need])
+    run_own_loop(cfg, Config.split, lambda _, split: _count_steps(cfg, split.train), _run, [need])
 
 
 if __name__ == "__main__":

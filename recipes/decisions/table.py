@@ -21,7 +21,7 @@ from typing import Literal
 import chz
 import numpy as np
 
-from tinker_cookbook import checkpoint_utils, cli_utils
+from tinker_cookbook import cli_utils
 from tinker_cookbook.backends import SamplingClient, TrainingClient
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.decisions.decision import (
@@ -34,7 +34,7 @@ from tinker_cookbook.recipes.decisions.train import (
     decision_dist_datums,
     probability_loss,
 )
-from tinker_cookbook.recipes.own_loop import run_own_loop
+from tinker_cookbook.recipes.own_loop import run_own_loop, save_step
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.run.loggers import Logger
@@ -175,19 +175,11 @@ def train(
         client.optim_step(tinker.AdamParams(learning_rate=rate * left)).result()
         row = {f"train/{name}": value for name, value in result.metrics.items()}
         row |= {"learning_rate": rate * left, "time/total": time.monotonic() - began}
-        last = step + 1 == cli.max_steps
-        if last or (cli.eval_every and (step + 1) % cli.eval_every == 0):
+        if step + 1 == cli.max_steps or (cli.eval_every and (step + 1) % cli.eval_every == 0):
             metrics, learned = _measure(client, renderer, table)
             row |= metrics
         logger.log_metrics(row, step=step + 1)
-        if last or (cli.save_every and (step + 1) % cli.save_every == 0):
-            checkpoint_utils.save_checkpoint(
-                client,
-                name="final" if last else f"{step + 1:06d}",
-                log_path=cli.log_path,
-                loop_state={"batch": step + 1, **({"final": True} if last else {})},
-                kind="both" if last else "state",
-            )
+        save_step(client, cli, step + 1, cli.max_steps)
     show(table, learned, metrics)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import chz
 
@@ -31,6 +31,7 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
 )
 from tinker_cookbook.run.paths import write_atomically
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 DATASET_REPOSITORY = "prophetarena/Prophet-Arena-Subset-1200"
@@ -307,19 +308,58 @@ def _sample(examples: list[ForecastExample], cap: int | None, seed: int) -> list
 
 
 @chz.chz
-class CLIConfig:
-    """Settings of the program."""
+class MarketFile:
+    """A CSV file of markets, and how they are split by time."""
 
-    data_path: str | None = chz.field(default=None, doc="CSV file; default: synthetic markets")
-    split_date: str = chz.field(default=DEFAULT_SPLIT_DATE, doc="First day of validation")
-    max_train_questions: int | None = chz.field(
-        default=DEFAULT_MAX_TRAIN_QUESTIONS, doc="Maximum number of markets to train on; None: all"
+    data_path: str | None = chz.field(default=None, doc="CSV file; default: the download")
+    data_cache_dir: str = chz.field(default=DEFAULT_CACHE_DIR, doc="Folder of the download")
+    dataset_revision: str = chz.field(
+        default=DEFAULT_DATASET_REVISION, doc="git revision of the download"
     )
-    max_validation_questions: int | None = chz.field(
-        default=DEFAULT_MAX_VALIDATION_QUESTIONS,
-        doc="Maximum number of markets to evaluate on; None: all",
+    split_date: str = chz.field(default=DEFAULT_SPLIT_DATE, doc="First day of validation")
+    max_train_questions: int | None = number(
+        DEFAULT_MAX_TRAIN_QUESTIONS, "Maximum number of markets to train on; None: all", low=1
+    )
+    max_validation_questions: int | None = number(
+        DEFAULT_MAX_VALIDATION_QUESTIONS,
+        "Maximum number of markets to evaluate on; None: all",
+        low=1,
     )
     seed: int = chz.field(default=0, doc="Seed of the selection and order of markets")
+
+    def csv_file(self) -> str | Path:
+        """Returns the file, which is downloaded by default."""
+        if self.data_path is not None:
+            return self.data_path
+        return fetch_prophet_arena(self.dataset_revision, self.data_cache_dir)
+
+    def split(self) -> ForecastSplit:
+        """Loads and splits the markets."""
+        return load_prophet_arena_split(
+            self.csv_file(),
+            split_time=parse_utc_datetime(self.split_date, "split_date"),
+            max_train_questions=self.max_train_questions,
+            max_validation_questions=self.max_validation_questions,
+            seed=self.seed,
+        )
+
+
+@chz.chz
+class MarketSettings(MarketFile):
+    """Which markets a recipe uses."""
+
+    data: Literal["synthetic", "prophet_arena"] = chz.field(
+        default="synthetic", doc="synthetic or prophet_arena (a download)"
+    )
+    data_path: str | None = chz.field(default=None, doc="CSV file of markets, instead of data")
+
+    def csv_file(self) -> str | Path:
+        """Returns the file of the markets; writes the synthetic ones."""
+        if self.data_path is None and self.data == "synthetic":
+            from tinker_cookbook.recipes.forecasting.synthetic import synthetic_markets
+
+            return synthetic_markets(seed=0)
+        return super().csv_file()
 
 
 def describe(split: ForecastSplit) -> str:
@@ -334,23 +374,12 @@ def describe(split: ForecastSplit) -> str:
     )
 
 
-def main(config: CLIConfig | None = None) -> None:
+def main(config: MarketSettings | None = None) -> None:
     """Prints how the markets are split."""
-    from tinker_cookbook.recipes.forecasting.synthetic import synthetic_markets
-
-    config = config or CLIConfig()
-    path = config.data_path or synthetic_markets()
-    split = load_prophet_arena_split(
-        path,
-        split_time=parse_utc_datetime(config.split_date, "split_date"),
-        max_train_questions=config.max_train_questions,
-        max_validation_questions=config.max_validation_questions,
-        seed=config.seed,
-    )
-    print(f"{path}\n{describe(split)}")
+    print(describe((config or MarketSettings()).split()))
 
 
-def _program(config: CLIConfig) -> None:
+def _program(config: MarketSettings) -> None:
     main(config)
 
 

@@ -16,15 +16,9 @@ from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.judges.agreement import roc_auc as auc_of
 from tinker_cookbook.recipes.forecasting.data import (
-    DEFAULT_CACHE_DIR,
-    DEFAULT_DATASET_REVISION,
-    DEFAULT_MAX_TRAIN_QUESTIONS,
-    DEFAULT_MAX_VALIDATION_QUESTIONS,
-    DEFAULT_SPLIT_DATE,
     ForecastExample,
     ForecastSplit,
-    fetch_prophet_arena,
-    load_prophet_arena_split,
+    MarketFile,
     parse_utc_datetime,
 )
 from tinker_cookbook.renderers import Message, Renderer, get_renderer, get_text_content
@@ -292,7 +286,7 @@ class ForecastRLDataset(RLDataset):
 
 
 @chz.chz
-class ProphetArenaRLDatasetBuilder(RLDatasetBuilder):
+class ProphetArenaRLDatasetBuilder(MarketFile, RLDatasetBuilder):
     """Markets of Prophet Arena, or of a file with its columns, split by time."""
 
     model_name_for_tokenizer: str = chz.field(doc="Model that has the tokenizer")
@@ -301,20 +295,6 @@ class ProphetArenaRLDatasetBuilder(RLDatasetBuilder):
     group_size: int = chz.field(doc="Forecasts per market")
     validation_group_size: int = chz.field(default=8, doc="Forecasts per market in evaluation")
     train_epochs: int = chz.field(default=3, doc="Passes over the training markets")
-    data_path: str | None = chz.field(default=None, doc="CSV file; default: the download")
-    data_cache_dir: str = chz.field(default=DEFAULT_CACHE_DIR, doc="Folder of the download")
-    dataset_revision: str = chz.field(
-        default=DEFAULT_DATASET_REVISION, doc="git revision of the download"
-    )
-    split_date: str = chz.field(default=DEFAULT_SPLIT_DATE, doc="First day of validation")
-    max_train_questions: int | None = chz.field(
-        default=DEFAULT_MAX_TRAIN_QUESTIONS, doc="Maximum number of markets to train on; None: all"
-    )
-    max_validation_questions: int | None = chz.field(
-        default=DEFAULT_MAX_VALIDATION_QUESTIONS,
-        doc="Maximum number of markets to evaluate on; None: all",
-    )
-    seed: int = chz.field(default=0, doc="Seed of the selection and order of markets")
     include_validation: bool = chz.field(
         default=True, doc="Also return a test set; the recipe uses an evaluator instead"
     )
@@ -322,17 +302,6 @@ class ProphetArenaRLDatasetBuilder(RLDatasetBuilder):
     def check(self) -> None:
         """Raises an error for a date that is none."""
         parse_utc_datetime(self.split_date, "split_date")
-
-    def split(self) -> ForecastSplit:
-        """Loads and splits the markets."""
-        path = self.data_path or fetch_prophet_arena(self.dataset_revision, self.data_cache_dir)
-        return load_prophet_arena_split(
-            path,
-            split_time=parse_utc_datetime(self.split_date, "split_date"),
-            max_train_questions=self.max_train_questions,
-            max_validation_questions=self.max_validation_questions,
-            seed=self.seed,
-        )
 
     def validation(self, split: ForecastSplit) -> ForecastRLDataset:
         """Returns the validation markets."""

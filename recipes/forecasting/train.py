@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 import chz
 
+from tinker_cookbook.recipes.forecasting.data import MarketSettings
 from tinker_cookbook.recipes.forecasting.env import (
     CalibrationBin,
     ForecastEvaluator,
     ProphetArenaRLDatasetBuilder,
     evaluator_builder,
 )
-from tinker_cookbook.recipes.forecasting.settings import MarketSettings
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
 from tinker_cookbook.training.config import number
@@ -47,7 +47,7 @@ class Config(MarketSettings, train.Config):
     def build_dataset(self) -> ProphetArenaRLDatasetBuilder:
         """Returns the markets that the settings name; writes the synthetic ones."""
         return self.builder_of(
-            ProphetArenaRLDatasetBuilder, data_path=self.csv_file(), include_validation=False
+            ProphetArenaRLDatasetBuilder, data_path=str(self.csv_file()), include_validation=False
         )
 
 

@@ -22,35 +22,10 @@ WordHint = Literal["exact", "first_last", "hidden"]
 
 # Common words; no two have the same first and last letters, which "first_last" shows.
 DEFAULT_WORDS: tuple[str, ...] = (
-    "after",
-    "against",
-    "although",
-    "before",
-    "being",
-    "between",
-    "both",
-    "could",
-    "during",
-    "however",
-    "including",
-    "into",
-    "known",
-    "later",
-    "many",
-    "most",
-    "only",
-    "over",
-    "several",
-    "such",
-    "their",
-    "then",
-    "through",
-    "time",
-    "under",
-    "until",
-    "when",
-    "while",
-)
+    "after", "against", "although", "before", "being", "between", "both", "could", "during",
+    "however", "including", "into", "known", "later", "many", "most", "only", "over", "several",
+    "such", "their", "then", "through", "time", "under", "until", "when", "while",
+)  # fmt: skip
 EXTRA_TURNS = 4
 """Turns beyond the longest document, for the answer and for mistakes."""
 MAX_CORPUS_CHARS = 100_000_000
@@ -65,43 +40,17 @@ _SLACK = 1.1  # a page ends at the end of a word, so it may be a little longer t
 # WikiText writes punctuation inside of words as separate tokens.
 _WIKITEXT_MARKS = ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."))
 _NOUNS = (
-    "river",
-    "city",
-    "king",
-    "train",
-    "school",
-    "island",
-    "bridge",
-    "ship",
-    "painter",
-    "army",
-    "garden",
-    "song",
-)
+    "river", "city", "king", "train", "school", "island", "bridge", "ship", "painter", "army",
+    "garden", "song",
+)  # fmt: skip
 _VERBS = (
-    "reached",
-    "crossed",
-    "left",
-    "built",
-    "followed",
-    "changed",
-    "kept",
-    "found",
-    "opened",
+    "reached", "crossed", "left", "built", "followed", "changed", "kept", "found", "opened",
     "sold",
-)
+)  # fmt: skip
 _PLACES = (
-    "north",
-    "south",
-    "valley",
-    "coast",
-    "market",
-    "tower",
-    "library",
-    "station",
-    "castle",
+    "north", "south", "valley", "coast", "market", "tower", "library", "station", "castle",
     "field",
-)
+)  # fmt: skip
 
 
 @chz.chz

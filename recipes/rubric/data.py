@@ -24,9 +24,15 @@ import chz
 from tinker_cookbook.exceptions import DataFormatError, EvalGradingError, nearest
 from tinker_cookbook.judges.judge import read_number
 from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
+from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
 
 Conversation: TypeAlias = list[Message]
 
+_EXPECTED = (
+    "a conversation and its criteria on each line (docs/environments.md); python -m "
+    "recipes.rubric.generate_data writes an example"
+)
 DEFAULT_REGEX = r"<score>(.*?)</score>"
 DEFAULT_INSTRUCTION = "Please output your score between 0 and 1 wrapped in <score> ... </score>"
 DEFAULT_RANGE = (0.0, 1.0)
@@ -214,14 +220,12 @@ class PrometheusDatapointListBuilder(RubricDatapointListBuilder):
 
     def __call__(self) -> Sequence[RubricBasedDatapoint]:
         """Loads them."""
-        from datasets import load_dataset
-
         path = Path(self.data_path).expanduser()
-        if path.exists():
-            kind = "parquet" if path.suffix == ".parquet" else "json"
-            rows: Any = load_dataset(kind, data_files=str(path), split="train")
-        else:
-            rows = load_dataset(self.data_path, split="train")
+        rows: Any = (
+            load_local_rows(path, "train")
+            if path.exists()
+            else load_hf_dataset(self.data_path, "train", None, "Give data_path=FILE")
+        )
         return [self.build_rubric_datapoint(row) for row in rows]
 
     def build_rubric_datapoint(self, item: dict[str, Any]) -> RubricBasedDatapoint:
@@ -245,24 +249,9 @@ def load_labelled(path: str | Path) -> list[LabelledAnswer]:
 
 
 def _rows(path: str | Path) -> list[tuple[str, dict[str, Any]]]:
-    file = Path(path).expanduser()
-    if not file.exists():
-        raise DataFormatError(
-            f"{file}: there is no such file; python -m recipes.rubric.generate_data writes an "
-            "example, and docs/environments.md describes the format"
-        )
-    rows: list[tuple[str, dict[str, Any]]] = []
-    # Not splitlines(), which also splits at characters that JSON allows in a text.
-    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataFormatError(f"{file}:{number}: not JSON ({error})") from None
-        rows.append((f"{file}:{number}", row))
+    rows = list(json_lines(Path(path).expanduser(), _EXPECTED))
     if not rows:
-        raise DataFormatError(f"{file}: the file is empty, expected one JSON object a line")
+        raise DataFormatError(f"{path}: the file is empty, expected {_EXPECTED}")
     return rows
 
 

@@ -30,30 +30,42 @@ DATASET_HELP = f"{', '.join(KNOWN)}, a Hub name, or a local folder"
 
 
 @chz.chz
-class ClassifierDatasetConfig:
-    """One split of a dataset of labelled images."""
+class TrainingImages:
+    """Which images are trained on, and how."""
+
+    num_repeats: float = number(1, "Passes over the training images in an epoch")
+    batch_size: int = number(32, "Images per step", low=1)
+    max_length: int = number(8192, "Maximum tokens of an example", low=2)
+    examples_per_class: int | None = number(None, "Training images per class; None: all", low=1)
+    subset_seed: int = chz.field(default=0, doc="Seed of the choice of examples_per_class")
+    max_image_size: int = number(480, "Pixels of an image's longest side", low=1)
+
+    @chz.validate
+    def _check_repeats(self) -> None:
+        if not self.num_repeats > 0:
+            raise ConfigurationError(f"num_repeats: got {self.num_repeats}, expected more than 0")
+
+
+@chz.chz
+class ImageTable:
+    """A dataset of labelled images, and the model that reads them."""
 
     dataset: str = chz.field(doc=DATASET_HELP)
-    dataset_split: str = chz.field(doc="train or test")
     image_column_name: str = chz.field(default="image", doc="Column of the images")
     label_column_name: str = chz.field(default="label", doc="Column of the labels")
     model_name_for_tokenizer: str = chz.field(doc="Model of tokenizer and image processor")
     renderer_name: str = chz.field(doc="Chat format with images")
-    num_repeats: float = chz.field(default=1, doc="Passes over the images in an epoch")
-    batch_size: int = number(32, "Images per step", low=1)
-    max_length: int = number(8192, "Maximum tokens of an example", low=2)
+
+
+@chz.chz
+class ClassifierDatasetConfig(ImageTable, TrainingImages):
+    """One split of a dataset of labelled images."""
+
+    dataset_split: str = chz.field(doc="train or test")
     train_on_what: TrainOnWhat = chz.field(
         default=TrainOnWhat.LAST_ASSISTANT_MESSAGE, doc="Which messages are trained on"
     )
-    examples_per_class: int | None = number(None, "Images per class; None: all", low=1)
-    subset_seed: int = chz.field(default=0, doc="Seed of the choice of examples_per_class")
-    max_image_size: int = number(480, "Pixels of an image's longest side", low=1)
     hflip_probability: float = number(0.5, "Share of images that are mirrored", below=1.0001)
-
-    @chz.validate
-    def _check(self) -> None:
-        if not self.num_repeats > 0:
-            raise ConfigurationError(f"num_repeats: got {self.num_repeats}, expected more than 0")
 
 
 class LabelledImages:
@@ -172,23 +184,12 @@ class ClassifierDataset(LabelledImages, SupervisedDataset):
 
 
 @chz.chz
-class ClassifierDatasetBuilder(SupervisedDatasetBuilder):
+class ClassifierDatasetBuilder(ImageTable, TrainingImages, SupervisedDatasetBuilder):
     """Training images, and test images for the loss on them."""
 
-    dataset: str = chz.field(doc=DATASET_HELP)
-    image_column_name: str = chz.field(default="image", doc="Column of the images")
-    label_column_name: str = chz.field(default="label", doc="Column of the labels")
-    model_name_for_tokenizer: str = chz.field(doc="Model of tokenizer and image processor")
-    renderer_name: str = chz.field(doc="Chat format with images")
-    num_repeats: float = chz.field(default=1, doc="Passes over the images in an epoch")
-    batch_size: int = number(32, "Images per step", low=1)
-    max_length: int = number(8192, "Maximum tokens of an example", low=2)
     train_on_what: TrainOnWhat | None = chz.field(
         default=None, doc="Which messages are trained on; None: the last answer"
     )
-    examples_per_class: int | None = number(None, "Training images per class; None: all", low=1)
-    subset_seed: int = chz.field(default=0, doc="Seed of the choice of examples_per_class")
-    max_image_size: int = number(480, "Pixels of an image's longest side", low=1)
     hflip_probability: float | None = number(
         None, "Share of training images that are mirrored; default: 0.5, and 0 for digits"
     )

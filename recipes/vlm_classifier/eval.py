@@ -20,7 +20,7 @@ import chz
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.plot import save_figure
-from tinker_cookbook.recipes.vlm_classifier.data import DATASET_HELP, LabelledImages
+from tinker_cookbook.recipes.vlm_classifier.data import DATASET_HELP, ImageTable, LabelledImages
 from tinker_cookbook.renderers import get_text_content
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.training.config import number
@@ -43,15 +43,10 @@ class SamplingOptions:
 
 
 @chz.chz
-class ClassifierEvaluatorConfig(SamplingOptions):
+class ClassifierEvaluatorConfig(ImageTable, SamplingOptions):
     """Images to evaluate on, and how answers are sampled."""
 
-    dataset: str = chz.field(doc=DATASET_HELP)
     dataset_split: str = chz.field(doc="Usually test")
-    image_column_name: str = chz.field(default="image", doc="Column of the images")
-    label_column_name: str = chz.field(default="label", doc="Column of the labels")
-    model_name_for_tokenizer: str = chz.field(doc="Model of tokenizer and image processor")
-    renderer_name: str = chz.field(doc="Chat format with images")
 
 
 class ClassifierOutput(TypedDict):

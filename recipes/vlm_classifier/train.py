@@ -24,7 +24,11 @@ from tinker_cookbook.recipes import seeing_demo, tiny_vlm
 from tinker_cookbook.recipes.seeing_demo import make_seeing_demo
 from tinker_cookbook.recipes.tiny_llama import make_model_once
 from tinker_cookbook.recipes.tiny_vlm import make_tiny_vlm
-from tinker_cookbook.recipes.vlm_classifier.data import DATASET_HELP, get_dataset_builder
+from tinker_cookbook.recipes.vlm_classifier.data import (
+    DATASET_HELP,
+    TrainingImages,
+    get_dataset_builder,
+)
 from tinker_cookbook.recipes.vlm_classifier.eval import (
     ClassifierEvaluatorBuilder,
     SamplingOptions,
@@ -45,7 +49,7 @@ _RATES = {TINY: 5e-3, DEMO: 1.5e-3}
 
 
 @chz.chz
-class ExperimentConfig(SamplingOptions, train.Config):
+class ExperimentConfig(TrainingImages, SamplingOptions, train.Config):
     """Settings of the recipe, in addition to those of the loop."""
 
     recipe_name: str = "vlm_classifier"
@@ -68,11 +72,6 @@ class ExperimentConfig(SamplingOptions, train.Config):
     train_on_what: TrainOnWhat = chz.field(
         default=TrainOnWhat.LAST_ASSISTANT_MESSAGE, doc="Which messages are trained on"
     )
-    num_repeats: float = chz.field(default=1, doc="Passes over the training images in an epoch")
-    batch_size: int = number(32, "Images per step", low=1)
-    max_length: int = number(8192, "Maximum tokens of an example", low=2)
-    examples_per_class: int | None = number(None, "Training images per class; None: all", low=1)
-    subset_seed: int = chz.field(default=0, doc="Seed of the choice of examples_per_class")
     run_nll_evaluator: bool = chz.field(default=True, doc="Evaluate the loss on test images")
     run_sampling_evaluator: bool = chz.field(default=True, doc="Evaluate the accuracy of answers")
     n_eval: int | None = number(360, "Test images for the accuracy; None: all", low=1)
@@ -84,14 +83,9 @@ class ExperimentConfig(SamplingOptions, train.Config):
             self.dataset,
             self.model_name,
             self.renderer,
-            self.num_repeats,
-            self.batch_size,
-            self.max_length,
-            self.train_on_what,
-            self.examples_per_class,
-            self.subset_seed,
-            self.max_image_size,
-            self.run_nll_evaluator,
+            train_on_what=self.train_on_what,
+            run_nll_evaluator=self.run_nll_evaluator,
+            **self.values_of(TrainingImages),
         )
 
     def resolved(self) -> train.Config:

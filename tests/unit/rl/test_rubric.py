@@ -214,7 +214,7 @@ def test_scores_are_measured_on_the_scale_of_labels():
     assert (found.num_judged, found.num_failed, found.kappa) == (4, 1, 1.0)
 
 
-def test_the_example_labels_are_balanced_and_those_of_the_words():
+def test_the_example_labels_are_balanced():
     held_out = load_labelled(example_data("rubric_labelled.jsonl"))
     trained = load_labelled(example_data("rubric_judge_train.jsonl"))
     assert (len(trained), len(held_out)) == (480, 160)
@@ -223,10 +223,6 @@ def test_the_example_labels_are_balanced_and_those_of_the_words():
     for part in (held_out, trained):
         for i in range(2):
             assert sum(one.labels[i] for one in part) == len(part) / 2
-        for one in part:
-            answer = get_text_content(one.convo[-1])
-            for rubric, label in zip(one.rubric_items, one.labels, strict=True):
-                assert generate_data.meets(answer, rubric.rubric_str) == bool(label)
 
 
 def test_agreement_leaves_out_what_the_judge_cannot_grade():
