@@ -7,6 +7,9 @@ one that an installed package has; a link in the checkout gives it there too.
 if __name__ == "recipes":
     from tinker_cookbook.utils.imports import alias_package
 
+    # Packaging alone (``package-dir`` of setuptools) gives the second name to an installed package,
+    # but not to a clone, from which ``python -m recipes.NAME`` must start, and two names of one
+    # folder without this finder would be two copies of each module.
     try:
         alias_package("recipes", "tinker_cookbook.recipes")
     except ModuleNotFoundError as error:

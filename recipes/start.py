@@ -7,7 +7,7 @@ line: it adds settings of the data, gives other defaults, and ``build_dataset`` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +16,12 @@ import chz
 from tinker_cookbook import model_info
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, nearest_sentence
 from tinker_cookbook.renderers import TrainOnWhat
+from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
 from tinker_cookbook.supervised.json_files import SUFFIXES, json_lines, load_local_rows
-from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
+from tinker_cookbook.supervised.types import (
+    ChatDatasetBuilder,
+    ChatDatasetBuilderCommonConfig,
+)
 from tinker_cookbook.training.config import TrainingConfig
 
 C = TypeVar("C", bound=TrainingConfig)
@@ -40,6 +44,37 @@ def chat_data(
         batch_size=batch_size,
         train_on_what=train_on_what,
     )
+
+
+def conversations(
+    dataset: str,
+    named: Mapping[str, Callable[..., ChatDatasetBuilder]],
+    common: ChatDatasetBuilderCommonConfig,
+    test_path: str | None = None,
+    test_size: int = 0,
+    seed: int = 0,
+) -> ChatDatasetBuilder:
+    """Returns the conversations of a dataset that has a name here, of the Hub, or of a path.
+
+    Raises ConfigurationError for a name that is none of these, and for a held-out part of a named
+    dataset, which has its own.
+    """
+    check_dataset_name(dataset, tuple(named))
+    if dataset not in named:
+        return ChatDataBuilder(
+            common_config=common,
+            file_path=dataset,
+            test_file_path=test_path,
+            test_size=test_size,
+            shuffle_seed=seed,
+        )
+    if test_path is not None or test_size:
+        name = "test_size" if test_size else "test_path"
+        raise ConfigurationError(
+            f"{name}: got {test_size or test_path} with dataset={dataset}, which has a held-out "
+            f"part; leave {name} out, or give your own data"
+        )
+    return named[dataset](common_config=common)
 
 
 def check_dataset_name(dataset: str, known: Sequence[str]) -> None:

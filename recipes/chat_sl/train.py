@@ -18,19 +18,17 @@ from tinker_cookbook.eval.benchmark_evaluator import BenchmarkEvaluator
 from tinker_cookbook.eval.benchmarks import find_benchmark
 from tinker_cookbook.eval.evaluators import EvaluatorBuilder
 from tinker_cookbook.eval.inspect_evaluators import InspectEvaluatorBuilder
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.recipes.chat_sl.chat_datasets import NoRobotsBuilder, Tulu3Builder
-from tinker_cookbook.recipes.start import DEMO_MODEL, blocking, check_dataset_name
+from tinker_cookbook.recipes.start import DEMO_MODEL, blocking, conversations
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer
 from tinker_cookbook.supervised import train
-from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
-DATASETS = ("no_robots", "tulu3")
+DATASETS = {"no_robots": NoRobotsBuilder, "tulu3": Tulu3Builder}
 INSPECT_TASKS = ("inspect_evals/gsm8k", "inspect_evals/ifeval")
 
 
@@ -121,22 +119,7 @@ def get_dataset_builder(
         batch_size=batch_size,
         train_on_what=train_on_what,
     )
-    check_dataset_name(dataset, DATASETS)
-    if dataset not in DATASETS:
-        return ChatDataBuilder(
-            common_config=common,
-            file_path=dataset,
-            test_file_path=test_path,
-            test_size=test_size,
-            shuffle_seed=seed,
-        )
-    if test_path is not None or test_size:
-        name = "test_size" if test_size else "test_path"
-        raise ConfigurationError(
-            f"{name}: got {test_size or test_path} with dataset={dataset}, which has a held-out "
-            f"part; leave {name} out"
-        )
-    return (NoRobotsBuilder if dataset == "no_robots" else Tulu3Builder)(common_config=common)
+    return conversations(dataset, DATASETS, common, test_path, test_size, seed)
 
 
 @chz.chz

@@ -92,6 +92,10 @@ _PLACES = {
 _FILES = {
     "chat_app.tinker_chat_cli": "official.tinker_chat_cli",
     "preference.train_dpo_cli": "official.train_dpo_cli",
+    "recipes.preference.train": "recipes.preference.dpo.train",
+    "recipes.sdft.train": "recipes.distillation.sdft",
+    "recipes.tool_use.search": "recipes.search_tool",
+    "recipes.twenty_questions": "recipes.multiplayer_rl.twenty_questions",
     "rl.interleaved": "official.rl_interleaved",
     "rl.message_env": "rl.envs.message_env",
     "rl.metric_util": "official.rl_metric_util",

@@ -118,11 +118,6 @@ def alias_package(alias: str, target: str) -> None:
     sys.modules[alias] = importlib.import_module(target)
 
 
-def alias_modules(targets: Mapping[str, str]) -> None:
-    """Makes each key of ``targets`` a second name of the module that is its value."""
-    sys.meta_path.insert(0, _AliasFinder(targets))
-
-
 class _AliasFinder(MetaPathFinder):
     def __init__(self, targets: Mapping[str, str]) -> None:
         """A key that ends with a dot is a prefix."""
@@ -156,6 +151,15 @@ class _OfficialFinder(_AliasFinder):
             return None
         self._targets = importlib.import_module(OFFICIAL).MODULES
         return super()._target(name)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = super().find_spec(fullname, path, target)
+        if spec is not None and spec.submodule_search_locations is not None:
+            # Files of the package would be found first, and be second copies of its modules.
+            sys.meta_path.insert(0, _AliasFinder({f"{fullname}.": f"{self._target(fullname)}."}))
+        return spec
 
 
 class _AliasLoader(Loader):

@@ -31,6 +31,13 @@ _MAIN = "__main__"
 _MODULE = re.compile(rf"(?<![\w./])python -m ((?:{LIBRARY}|{RECIPES})\b[\w.]*\w)")
 _VERSIONS_OF = ("tinker", "torch", "transformers", "peft")
 
+# Second names of recipes, which the list of programs leaves out.
+_OTHER_NAMES = {
+    "recipes.preference.train": "recipes.preference.dpo.train",
+    "recipes.sdft.train": "recipes.distillation.sdft",
+    "recipes.twenty_questions.train": "recipes.multiplayer_rl.twenty_questions.train",
+}
+
 typed: list[str] = []
 """How the console command was typed; empty for ``python -m``."""
 given: list[str] = []
@@ -80,7 +87,8 @@ def find_programs(package: str) -> list[Program]:
 
 def is_program(module: str) -> bool:
     """Returns whether ``python -m`` can run a module of this package or of the recipes."""
-    package, *parts = module.removeprefix(f"{LIBRARY}.").split(".")
+    short = module.removeprefix(f"{LIBRARY}.")
+    package, *parts = _OTHER_NAMES.get(short, short).split(".")
     folder = Path(tinker_cookbook.__path__[0], package, *parts)
     if (folder / f"{_MAIN}.py").is_file():
         return True
