@@ -17,7 +17,7 @@ import chz
 from tinker_cookbook.eval.benchmark_evaluator import BenchmarkEvaluator
 from tinker_cookbook.eval.benchmarks import find_benchmark
 from tinker_cookbook.eval.evaluators import EvaluatorBuilder
-from tinker_cookbook.eval.inspect_evaluators import InspectEvaluatorBuilder
+from tinker_cookbook.eval.inspect_bridge.evaluators import InspectEvaluatorBuilder
 from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.recipes.chat_sl.chat_datasets import NoRobotsBuilder, Tulu3Builder
 from tinker_cookbook.recipes.start import DEMO_MODEL, blocking, conversations

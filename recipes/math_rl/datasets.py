@@ -22,10 +22,10 @@ from tinker_cookbook.exceptions import (
 from tinker_cookbook.grading.mathematics import require_math_verify
 from tinker_cookbook.grading.numbers import reference_number
 from tinker_cookbook.grading.texts import extract_boxed
+from tinker_cookbook.grading.worker_pool import DEFAULT_TIMEOUT_SECONDS
 from tinker_cookbook.recipes.math_rl.math_env import GSM8K_FEWSHOT, MATH_FEWSHOT, Gsm8kEnv, MathEnv
 from tinker_cookbook.recipes.start import check_files, local_rows
 from tinker_cookbook.renderers import Renderer
-from tinker_cookbook.rl.envs.grading import DEFAULT_TIMEOUT_SECONDS
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDatasetBuilder
 from tinker_cookbook.rl.types import Env
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset

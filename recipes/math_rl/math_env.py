@@ -21,15 +21,16 @@ import re
 from typing import TYPE_CHECKING
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.grading.mathematics import grade_math
 from tinker_cookbook.grading.numbers import check_gsm8k, marked_number
 from tinker_cookbook.grading.texts import boxed_answer, extract_boxed
+from tinker_cookbook.grading.worker_pool import DEFAULT_TIMEOUT_SECONDS
 from tinker_cookbook.recipes.math_rl.math_grading import (
     grade_answer,
     grade_answer_math_verify,
     run_with_timeout_signal,
 )
 from tinker_cookbook.renderers import Message, Renderer
-from tinker_cookbook.rl.envs.grading import DEFAULT_TIMEOUT_SECONDS, grade_math
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv
 from tinker_cookbook.utils.imports import lazy_exports
 

@@ -1,7 +1,7 @@
 r"""Compares mathematical answers without an event loop, for user code.
 
-Environments grade through ``rl.envs.grading``, which is asynchronous; ``grading.mathematics`` has
-the rules of both.
+Environments grade through ``grading.mathematics.grade_math``, which is asynchronous; the rules are
+the same.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from tinker_cookbook.grading import mathematics, texts
 from tinker_cookbook.grading.mathematics import (
     compare_quickly,
+    default_pool,
     normal_form,
     require_math_verify,
     verify_expressions,
 )
-from tinker_cookbook.rl.envs.grading import default_pool
 
 logger = logging.getLogger(__name__)
 

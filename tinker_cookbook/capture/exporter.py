@@ -6,14 +6,13 @@ import atexit
 import json
 import logging
 import os
+import posixpath
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
-
-from tinker_cookbook.stores.storage import Storage, storage_join
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +31,14 @@ class CaptureSink(Protocol):
         ...
 
 
-class JsonlFileSink:
-    """Appends records to ``PREFIX/capture/KIND.jsonl`` in a storage."""
+class _Appendable(Protocol):
+    def append(self, path: str, data: bytes) -> None: ...
 
-    def __init__(self, storage: Storage, prefix: str = "") -> None:
+
+class JsonlFileSink:
+    """Appends records to ``PREFIX/capture/KIND.jsonl`` in a storage of the package ``stores``."""
+
+    def __init__(self, storage: _Appendable, prefix: str = "") -> None:
         self._storage, self._prefix = storage, prefix
 
     def export(self, records: Sequence[CaptureRecord], timeout: float | None = None) -> None:
@@ -45,7 +48,7 @@ class JsonlFileSink:
             kind = str(record.get("kind", "unknown"))
             lines[kind] = lines.get(kind, "") + json.dumps(record, default=str) + "\n"
         for kind, text in lines.items():
-            path = storage_join(self._prefix, "capture", f"{kind}.jsonl")
+            path = posixpath.join(self._prefix.strip("/"), "capture", f"{kind}.jsonl")
             self._storage.append(path, text.encode())
 
 

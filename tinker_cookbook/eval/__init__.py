@@ -1,5 +1,11 @@
-"""Evaluation of models: benchmarks, and evaluators for training loops."""
+"""Evaluation of models: benchmarks, and evaluators for training loops.
 
+``run`` samples, grades and stores answers, ``benchmarks`` has the problems and their graders,
+``statistics`` intervals and tests, ``inspect_bridge`` runs tasks of Inspect AI.
+"""
+
+# Official names are lazy, so a type checker does not see them.
+# pyright: reportUnsupportedDunderAll=false
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -26,7 +32,6 @@ if TYPE_CHECKING:
         run_benchmark,
         run_benchmarks,
     )
-    from tinker_cookbook.stores.eval_store import EvalStore, RunMetadata
 
 __all__ = [
     "REGISTRY",
@@ -48,23 +53,18 @@ __all__ = [
     "run_benchmarks",
 ]
 
-_BENCHMARKS = "tinker_cookbook.eval.benchmarks"
-
 # Imported lazily: loops need only the evaluators, and benchmarks import RL environments.
 __getattr__ = lazy_exports(
     __name__,
     {
         "BenchmarkEvaluator": "tinker_cookbook.eval.benchmark_evaluator",
-        "EvalStore": "tinker_cookbook.stores.eval_store",
-        "RunMetadata": "tinker_cookbook.stores.eval_store",
-        "REGISTRY": _BENCHMARKS,
-        "BenchmarkBuilder": _BENCHMARKS,
-        "BenchmarkConfig": _BENCHMARKS,
-        "BenchmarkResult": _BENCHMARKS,
-        "StoredTrajectory": _BENCHMARKS,
-        "print_trajectory": _BENCHMARKS,
-        "register": _BENCHMARKS,
-        "run_benchmark": _BENCHMARKS,
-        "run_benchmarks": _BENCHMARKS,
+        **dict.fromkeys(
+            (
+                *("REGISTRY", "BenchmarkBuilder", "BenchmarkConfig", "BenchmarkResult"),
+                *("StoredTrajectory", "print_trajectory", "register"),
+                *("run_benchmark", "run_benchmarks"),
+            ),
+            "tinker_cookbook.eval.benchmarks",
+        ),
     },
 )

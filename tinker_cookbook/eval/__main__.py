@@ -30,12 +30,18 @@ from tinker_cookbook.eval.benchmarks import (
     find_benchmark,
     load_trajectories,
 )
-from tinker_cookbook.eval.benchmarks._chat_api import ChatApiSource
-from tinker_cookbook.eval.benchmarks._files import EVAL_ROOT, default_folder
-from tinker_cookbook.eval.benchmarks._runner import check_requirements, evaluate
-from tinker_cookbook.eval.benchmarks._sources import AnswerSource, RendererSource
-from tinker_cookbook.eval.benchmarks.own_questions import OwnQuestions, is_question_file
+from tinker_cookbook.eval.benchmarks.questions import OwnQuestions, is_question_file
 from tinker_cookbook.eval.report import EvalProgress, curve_table, result_table, solve_rate_lines
+from tinker_cookbook.eval.run.answers import (
+    EVAL_ROOT,
+    default_folder,
+    record_run,
+    record_scores,
+    run_metadata,
+)
+from tinker_cookbook.eval.run.chat_api import ChatApiSource
+from tinker_cookbook.eval.run.runner import check_requirements, evaluate
+from tinker_cookbook.eval.run.sources import AnswerSource, RendererSource
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.run.paths import ensure_writable_dir
@@ -45,7 +51,6 @@ from tinker_cookbook.sampling_model import (
     SamplingModelSettings,
     open_sampling_model,
 )
-from tinker_cookbook.stores.eval_store import EvalStore
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.command_line.programs import program_command
 from tinker_cookbook.utils.heartbeat import reporting_activity
@@ -283,22 +288,20 @@ async def _run_all(
     config: Config, source: AnswerSource, settings: BenchmarkConfig, folder: Path, name: str
 ) -> dict[str, BenchmarkResult]:
     """Runs the tasks one by one, so that an interrupted run has some complete tasks."""
-    store, run_id = EvalStore(str(folder.parent.parent)), folder.name
     recorded = {
         key: value
         for key, value in chz.asdict(config).items()
         if value is not None and key != "api_key"
     }
     names = [builder.name for builder in config.builders]
-    in_store = config.out is None
-    if in_store:
-        store.create_run(name, names, config.model_path, config=recorded, run_id=run_id)
+    if config.out is None:
+        record_run(folder, run_metadata(folder, name, names, config.model_path, config=recorded))
     results: dict[str, BenchmarkResult] = {}
     with EvalProgress() as progress:
         for builder in config.builders:
             results[builder.name] = await evaluate(builder, source, settings, progress)
-    if in_store:
-        store.finalize_run(run_id)
+    if config.out is None:
+        record_scores(folder)
     return results
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import chz
 
 from tinker_cookbook.eval.benchmarks import StoredTrajectory, load_trajectories
-from tinker_cookbook.eval.benchmarks._files import TRAJECTORIES, default_folder
-from tinker_cookbook.eval.comparison import PairedComparison, compare_rewards
 from tinker_cookbook.eval.report import comparison_lines
+from tinker_cookbook.eval.run.answers import TRAJECTORIES, default_folder
+from tinker_cookbook.eval.statistics import PairedComparison, compare_rewards
 from tinker_cookbook.exceptions import ConfigurationError, DataError, nearest_sentence
 from tinker_cookbook.run.weights_paths import FORMS, SCHEME, resolve_weights
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint

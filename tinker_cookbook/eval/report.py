@@ -20,8 +20,7 @@ from rich.progress import (
 from rich.table import Table
 
 from tinker_cookbook.eval.benchmarks import BenchmarkResult, StoredTrajectory
-from tinker_cookbook.eval.comparison import PairedComparison
-from tinker_cookbook.eval.statistics import solve_rate_histogram
+from tinker_cookbook.eval.statistics import PairedComparison, solve_rate_histogram
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.terminal import format_seconds, get_console
 

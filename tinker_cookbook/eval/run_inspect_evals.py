@@ -17,7 +17,7 @@ import chz
 from rich.table import Table
 
 from tinker_cookbook.backends.sampler_options import SamplerOptions
-from tinker_cookbook.eval.inspect_evaluators import InspectEvaluatorBuilder, make_model
+from tinker_cookbook.eval.inspect_bridge.evaluators import InspectEvaluatorBuilder, make_model
 from tinker_cookbook.run.paths import ensure_writable_dir
 from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model

@@ -1,5 +1,5 @@
 """Graders of answers, one for each type, for rewards and evaluations alike.
 
 ``numbers`` reads the number of a response, ``mathematics`` compares expressions, ``letters`` finds
-a choice, ``texts`` finds the answer itself. Nothing here samples, waits or starts processes.
+a choice, ``texts`` finds the answer itself. ``sandbox.PythonGrader`` grades programs.
 """

@@ -3,7 +3,7 @@ r"""Compares mathematical answers: the one grader of expressions, for rewards an
 Both texts are final answers without explanation, in LaTeX or plain text. Lists, tuples, intervals
 and sets are compared entry by entry, numbers exactly, other expressions by ``math_verify``. Units,
 currency and percent signs do not matter. A decimal number equals a value that it cannot write if it
-has six correct digits.
+has six correct digits. ``grade_math`` and ``grade_response`` limit the time of a comparison.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from typing import Any, TypeAlias
 from tinker_cookbook.exceptions import ConfigurationError, install_command
 from tinker_cookbook.grading.latex import tidy
 from tinker_cookbook.grading.numbers import TOLERANCE, plain_number
-from tinker_cookbook.grading.texts import split_thinking, stated_answers
+from tinker_cookbook.grading.texts import boxed_answer, split_thinking, stated_answers
+from tinker_cookbook.grading.worker_pool import DEFAULT_TIMEOUT_SECONDS, TimedPool
+from tinker_cookbook.utils.imports import pebble
+
+logger = logging.getLogger(__name__)
 
 Compare: TypeAlias = Callable[[str, str], "bool | None"]
 
@@ -361,7 +365,7 @@ def verify_expressions(answer: str, reference: str) -> bool:
     """Returns whether two answers are equal, without a timeout.
 
     The timeouts of ``math_verify`` use signals, so a caller in a thread limits the time with a
-    worker process; see ``rl.envs.grading``.
+    worker process, as ``grade_math`` does.
     """
     return bool(_compare_texts(answer, reference, _by_library))
 
@@ -393,3 +397,67 @@ def _compare_texts(answer: str, reference: str, scalar: Compare) -> bool | None:
         mine, its = (re.sub(r"[\s().]", "", tidy(text)) for text in (answer, reference))
         return mine == its or (len(its) > 1 and mine.casefold() == its.casefold())
     return _compare(tidy(answer), tidy(reference), scalar)
+
+
+# --- with a time limit -------------------------------------------------------------------------
+
+_default_pool = TimedPool(preload=["math_verify"])
+
+
+def default_pool() -> TimedPool:
+    """Returns the shared pool of this process's environments."""
+    return _default_pool
+
+
+async def grade_math(
+    answer: str,
+    reference: str,
+    *,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    pool: TimedPool | None = None,
+) -> bool:
+    """Returns whether ``answer`` is mathematically equal to ``reference``.
+
+    Both are final answers without explanation. Only expressions that need ``math_verify`` go to a
+    worker. An answer that exceeds the timeout counts
+    as wrong, with a warning.
+    """
+    quick = compare_quickly(answer, reference)
+    if quick is not None:
+        return quick
+    require_math_verify()
+    try:
+        return await (pool or _default_pool).call(
+            verify_expressions, answer, reference, timeout_seconds=timeout_seconds
+        )
+    # The answer determines how long a comparison takes, so a timeout is not an error of the run.
+    except TimeoutError:
+        reason = f"grading took more than {timeout_seconds:g} s and was stopped"
+    except pebble.ProcessExpired as error:
+        reason = f"the grading process died ({error})"
+    logger.warning("%s; counted as wrong: %.80r (reference %.80r)", reason, answer, reference)
+    return False
+
+
+def grade_response(response: str, reference: str) -> tuple[bool, str]:
+    r"""Returns whether the final answer of a response is right, and the answer; safe in threads.
+
+    The answer is the content of the last ``\boxed{…}``; without one ``math_verify`` searches the
+    response for it. A comparison that takes too long counts as wrong.
+    """
+    found = boxed_answer(response)
+    if found is None:
+        return _in_worker(verify_response, response, reference), ""
+    # Most answers need no worker process.
+    quick = compare_quickly(found[1], reference)
+    if quick is None:
+        quick = _in_worker(verify_expressions, found[1], reference)
+    return quick, found[1]
+
+
+def _in_worker(verify: Callable[[str, str], bool], answer: str, reference: str) -> bool:
+    require_math_verify()
+    try:
+        return _default_pool.call_blocking(verify, answer, reference)
+    except (TimeoutError, pebble.ProcessExpired):
+        return False

@@ -29,22 +29,17 @@ _PLACES = {
             do_sync_training do_train_step_and_get_sampling_client incorporate_kl_penalty
             prepare_minibatch""",
     },
-    "eval.benchmarks._common": {
-        "benchmark_common": """
-            SandboxMixin decode_response extract_command get_sandbox_factory is_task_complete
-            limit_dataset load_benchmark_dataset""",
+    "eval": {"stores.eval_store": "EvalStore RunMetadata"},
+    "eval.benchmarks.choices": {
+        "benchmark_envs": """
+            CEvalMessageEnv GPQAMessageEnv MMLUProMessageEnv MMLUReduxMessageEnv
+            SuperGPQAMessageEnv""",
     },
-    "eval.benchmarks.aime": {"benchmark_envs": "AIMEMessageEnv"},
-    "eval.benchmarks.ceval": {"benchmark_envs": "CEvalMessageEnv"},
-    "eval.benchmarks.gpqa": {"benchmark_envs": "GPQAMessageEnv"},
-    "eval.benchmarks.gsm8k": {"benchmark_envs": "GSM8KMessageEnv"},
-    "eval.benchmarks.ifbench": {"benchmark_envs": "IFBenchEnv"},
-    "eval.benchmarks.ifeval": {"benchmark_envs": "IFEvalMessageEnv"},
-    "eval.benchmarks.math500": {"benchmark_envs": "MATH500MessageEnv"},
-    "eval.benchmarks.mbpp": {"benchmark_envs": "MBPPMessageEnv"},
-    "eval.benchmarks.mmlu_pro": {"benchmark_envs": "MMLUProMessageEnv"},
-    "eval.benchmarks.mmlu_redux": {"benchmark_envs": "MMLUReduxMessageEnv"},
-    "eval.benchmarks.supergpqa": {"benchmark_envs": "SuperGPQAMessageEnv"},
+    "eval.benchmarks.instructions": {"benchmark_envs": "IFBenchEnv IFEvalMessageEnv"},
+    "eval.benchmarks.mathematics": {
+        "benchmark_envs": "AIMEMessageEnv GSM8KMessageEnv MATH500MessageEnv"
+    },
+    "eval.benchmarks.programs": {"benchmark_envs": "MBPPMessageEnv"},
     "hyperparam_utils": {
         "hyperparam_utils": """
             get_full_finetune_lr_multiplier get_full_finetune_param_count get_lora_lr_multiplier
@@ -80,17 +75,36 @@ _PLACES = {
             train_step training_usage""",
     },
     "stores": {
-        "stores_incremental": "IncrementalReader",
-        "stores_registry": "RunInfo RunRegistry",
-        "stores_storage": "AsyncStorage FsspecStorage storage_from_uri",
-        "stores_training_store": "TrainingRunStore",
+        "stores._incremental": "IncrementalReader",
+        "stores.eval_store": "EvalStore RunMetadata",
+        "stores.registry": "RunInfo RunRegistry",
+        "stores.storage": """
+            AsyncStorage FsspecStorage LocalStorage Storage StorageStat storage_from_uri
+            storage_join""",
+        "stores.training_store": "TrainingRunStore",
     },
-    "stores.storage": {"stores_storage": "AsyncStorage FsspecStorage storage_from_uri"},
     "utils.cost_estimation": {"cost_tracker": "CostTracker"},
 }
 
 _FILES = {
     "chat_app.tinker_chat_cli": "official.tinker_chat_cli",
+    "eval.benchmarks._common": "official.benchmark_common",
+    "eval.benchmarks._runner": "eval.benchmarks",
+    "eval.benchmarks._types": "eval.run.types",
+    "eval.benchmarks.aime": "eval.benchmarks.mathematics",
+    "eval.benchmarks.ceval": "eval.benchmarks.choices",
+    "eval.benchmarks.gpqa": "eval.benchmarks.choices",
+    "eval.benchmarks.gsm8k": "eval.benchmarks.mathematics",
+    "eval.benchmarks.ifbench": "eval.benchmarks.instructions",
+    "eval.benchmarks.ifeval": "eval.benchmarks.instructions",
+    "eval.benchmarks.math500": "eval.benchmarks.mathematics",
+    "eval.benchmarks.mbpp": "eval.benchmarks.programs",
+    "eval.benchmarks.mmlu_pro": "eval.benchmarks.choices",
+    "eval.benchmarks.mmlu_redux": "eval.benchmarks.choices",
+    "eval.benchmarks.supergpqa": "eval.benchmarks.choices",
+    "eval.inspect_evaluators": "eval.inspect_bridge.evaluators",
+    "eval.inspect_logs": "eval.inspect_bridge.logs",
+    "eval.inspect_utils": "eval.inspect_bridge.model",
     "preference.train_dpo_cli": "official.train_dpo_cli",
     "recipes.preference.train": "recipes.preference.dpo.train",
     "recipes.sdft.train": "recipes.distillation.sdft",
@@ -108,9 +122,7 @@ _FILES = {
     "rl.rollout_runner": "rl.rollouts.episode",
     "rl.rollout_strategy": "rl.rollouts.strategy",
     "scripts.": "official.scripts.",
-    "stores._incremental": "official.stores_incremental",
-    "stores.registry": "official.stores_registry",
-    "stores.training_store": "official.stores_training_store",
+    "stores.": "official.stores.",
     "supervised.train_cli": "supervised.train",
     "supervised.viz_sft_dataset": "official.viz_sft_dataset",
     "utils.code_state": "run.code_state",

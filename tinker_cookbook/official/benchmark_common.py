@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.eval.benchmarks._data import load_hub_rows
-from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
+from tinker_cookbook.eval.benchmarks.data import build_messages, load_hub_rows, make_example_id
+from tinker_cookbook.eval.benchmarks.instructions import parse_kwargs
+from tinker_cookbook.eval.run.types import BenchmarkConfig
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.grading.texts import split_thinking
+from tinker_cookbook.grading.letters import extract_mcq_answer
+from tinker_cookbook.grading.numbers import check_gsm8k, extract_gsm8k_answer, extract_number
+from tinker_cookbook.grading.texts import extract_boxed, extract_final_answer, split_thinking
 from tinker_cookbook.renderers import Renderer, get_text_content
+from tinker_cookbook.sandbox.program_text import code_blocks, parse_program
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+__all__ = [
+    "SandboxMixin",
+    "build_messages",
+    "check_gsm8k",
+    "decode_response",
+    "extract_boxed",
+    "extract_command",
+    "extract_final_answer",
+    "extract_gsm8k_answer",
+    "extract_mcq_answer",
+    "extract_number",
+    "extract_python_code",
+    "format_mcq_choices",
+    "get_sandbox_factory",
+    "is_task_complete",
+    "limit_dataset",
+    "load_benchmark_dataset",
+    "make_example_id",
+    "parse_kwargs",
+]
+
+
+def format_mcq_choices(choices: list[str]) -> str:
+    """Returns one line for each choice: ``(A) first``, ``(B) second``, …"""
+    return "\n".join(f"({chr(ord('A') + i)}) {choice}" for i, choice in enumerate(choices))
 
 
 def decode_response(action: list[int], renderer: Renderer) -> str:
@@ -102,3 +134,32 @@ class SandboxMixin:
             return
         self._cleaned_up = True
         await self.sandbox.cleanup()
+
+
+def extract_python_code(text: str, entry_point: str | None = None) -> str:
+    """Returns the Python code of a response: the block that defines ``entry_point``.
+
+    If there is none: the first block with a definition, else the first block. Blocks that are
+    tagged as Python are preferred. A truncated block ends with the text. Without a block,
+    the whole text is returned.
+    """
+    blocks = code_blocks(text)
+    if not blocks:
+        return text.strip()
+    tagged = [block for block in blocks if block.is_python]
+    untagged = [block for block in blocks if not block.tag]
+    codes = [block.code.strip() for block in tagged or untagged or blocks]
+    for code in codes:
+        names = _defined(code)
+        if entry_point in names or (entry_point is None and names):
+            return code
+    return next((code for code in codes if _defined(code)), codes[0])
+
+
+def _defined(code: str) -> set[str]:
+    try:
+        body = parse_program(code).body
+    except (SyntaxError, ValueError):
+        return set(re.findall(r"^(?:async\s+)?(?:def|class)\s+(\w+)", code, re.MULTILINE))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return {node.name for node in body if isinstance(node, kinds)}

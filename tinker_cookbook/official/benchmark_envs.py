@@ -6,26 +6,32 @@ import ast
 import builtins
 from typing import Any
 
-from tinker_cookbook.eval.benchmarks._common import build_messages
-from tinker_cookbook.eval.benchmarks._instructions import InstructionBenchmark
-from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
-from tinker_cookbook.eval.benchmarks.aime import AIMEBenchmarkBuilder
-from tinker_cookbook.eval.benchmarks.ceval import CEvalBenchmarkBuilder
-from tinker_cookbook.eval.benchmarks.example import (
+from tinker_cookbook.eval.benchmarks.choices import (
+    CEvalBenchmarkBuilder,
+    GPQABenchmarkBuilder,
+    MMLUProBenchmarkBuilder,
+    MMLUReduxBenchmarkBuilder,
+    SuperGPQABenchmarkBuilder,
+)
+from tinker_cookbook.eval.benchmarks.data import build_messages
+from tinker_cookbook.eval.benchmarks.instructions import (
+    IFBenchBenchmarkBuilder,
+    IFEvalBenchmarkBuilder,
+    InstructionBenchmark,
+)
+from tinker_cookbook.eval.benchmarks.mathematics import (
+    AIMEBenchmarkBuilder,
+    GSM8KBenchmarkBuilder,
+    MATH500BenchmarkBuilder,
+)
+from tinker_cookbook.eval.benchmarks.programs import MBPPBenchmarkBuilder
+from tinker_cookbook.eval.run.examples import (
     Example,
     ExampleBenchmark,
     ExampleEnv,
     grade_response,
 )
-from tinker_cookbook.eval.benchmarks.gpqa import GPQABenchmarkBuilder
-from tinker_cookbook.eval.benchmarks.gsm8k import GSM8KBenchmarkBuilder
-from tinker_cookbook.eval.benchmarks.ifbench import IFBenchBenchmarkBuilder
-from tinker_cookbook.eval.benchmarks.ifeval import IFEvalBenchmarkBuilder
-from tinker_cookbook.eval.benchmarks.math500 import MATH500BenchmarkBuilder
-from tinker_cookbook.eval.benchmarks.mbpp import MBPPBenchmarkBuilder
-from tinker_cookbook.eval.benchmarks.mmlu_pro import MMLUProBenchmarkBuilder
-from tinker_cookbook.eval.benchmarks.mmlu_redux import MMLUReduxBenchmarkBuilder
-from tinker_cookbook.eval.benchmarks.supergpqa import SuperGPQABenchmarkBuilder
+from tinker_cookbook.eval.run.types import BenchmarkConfig
 from tinker_cookbook.grading.texts import split_thinking
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.rl.envs.message_env import MessageEnv, MessageStepResult

@@ -34,7 +34,7 @@ def scripted(tokenizer_folder):
     # Not at the top: pytest also loads this file where Inspect is not installed.
     from inspect_models import Scripted
 
-    from tinker_cookbook.eval.inspect_utils import InspectAPIFromTinkerSampling
+    from tinker_cookbook.eval.inspect_bridge.model import InspectAPIFromTinkerSampling
 
     def make(family: str, *answers: str, renderer: str = "", stop_reason="stop", **settings):
         folder = tokenizer_folder(family)

@@ -17,7 +17,7 @@ from inspect_ai.solver import generate
 from inspect_models import ASK, ask, builder, evaluate, story_api, story_task
 from tinker import types
 
-from tinker_cookbook.eval.inspect_evaluators import metrics_of
+from tinker_cookbook.eval.inspect_bridge.evaluators import metrics_of
 from tinker_cookbook.exceptions import ConfigurationError, EvalError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer

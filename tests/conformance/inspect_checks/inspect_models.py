@@ -13,8 +13,8 @@ from inspect_ai.solver import generate
 from inspect_ai.tool import ToolInfo, ToolParam, ToolParams
 from tinker import types
 
-from tinker_cookbook.eval.inspect_evaluators import InspectEvaluatorBuilder
-from tinker_cookbook.eval.inspect_utils import InspectAPIFromTinkerSampling
+from tinker_cookbook.eval.inspect_bridge.evaluators import InspectEvaluatorBuilder
+from tinker_cookbook.eval.inspect_bridge.model import InspectAPIFromTinkerSampling
 
 WEATHER = ToolInfo(
     name="get_weather",

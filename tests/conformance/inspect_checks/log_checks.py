@@ -20,8 +20,7 @@ from tinker_cookbook.exceptions import DataError
 def stored(tmp_path) -> Path:
     """The save_dir of a benchmark with two answers to each of three problems."""
     from tinker_cookbook.eval.benchmarks import StoredTrajectory, StoredTurn
-    from tinker_cookbook.eval.benchmarks._files import AnswerFile
-    from tinker_cookbook.eval.benchmarks._summary import summarize
+    from tinker_cookbook.eval.run.answers import AnswerFile, summarize
 
     model = "tinker://run/sampler_weights/last"
     file = AnswerFile(tmp_path / "sums", {"model": model, "max_tokens": 64, "temperature": 0.5})
@@ -52,7 +51,7 @@ def stored(tmp_path) -> Path:
 
 
 def test_stored_answers_become_a_log_that_inspect_reads(stored):
-    from tinker_cookbook.eval.inspect_logs import write_inspect_logs
+    from tinker_cookbook.eval.inspect_bridge.logs import write_inspect_logs
 
     for form in ("eval", "json"):
         (path,) = write_inspect_logs(stored, stored / "logs", form)
@@ -82,7 +81,7 @@ def test_stored_answers_become_a_log_that_inspect_reads(stored):
 
 
 def test_inspect_view_shows_them(stored):
-    from tinker_cookbook.eval.inspect_logs import write_inspect_logs
+    from tinker_cookbook.eval.inspect_bridge.logs import write_inspect_logs
 
     write_inspect_logs(stored, stored / "logs")
     with socket.socket() as free:
@@ -110,14 +109,14 @@ def test_inspect_view_shows_them(stored):
 
 
 def test_a_folder_without_answers_is_an_error(tmp_path):
-    from tinker_cookbook.eval.inspect_logs import write_inspect_logs
+    from tinker_cookbook.eval.inspect_bridge.logs import write_inspect_logs
 
     with pytest.raises(DataError, match=r"no trajectories.jsonl in it"):
         write_inspect_logs(tmp_path, tmp_path / "logs")
 
 
 def test_the_command_names_the_folder_first(stored):
-    words = [sys.executable, "-m", "tinker_cookbook.eval.inspect_logs", str(stored)]
+    words = [sys.executable, "-m", "tinker_cookbook.eval.inspect_bridge.logs", str(stored)]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "0.4000" in done.stdout

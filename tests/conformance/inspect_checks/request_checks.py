@@ -24,7 +24,7 @@ from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import ToolCall, ToolCallError, ToolFunction, tool
 from inspect_models import ASK, CLOCK, WEATHER, ask, sequence
 
-from tinker_cookbook.eval.inspect_utils import (
+from tinker_cookbook.eval.inspect_bridge.model import (
     DEFAULT_MAX_TOKENS,
     convert_inspect_messages,
     get_model_usage,

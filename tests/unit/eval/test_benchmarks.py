@@ -21,7 +21,7 @@ from tinker_cookbook.eval.benchmarks import (
     mt_bench,
 )
 from tinker_cookbook.eval.benchmarks._common import extract_python_code, load_benchmark_dataset
-from tinker_cookbook.eval.benchmarks.mmlu import few_shot_text, load_split
+from tinker_cookbook.eval.benchmarks.choices import few_shot_text, load_split
 from tinker_cookbook.exceptions import (
     BenchmarkNotFoundError,
     ConfigurationError,
@@ -250,7 +250,7 @@ def test_rows_without_the_expected_columns_are_an_error(tmp_path):
         _example("gsm8k", tmp_path)
     (tmp_path / "law_test.csv").write_text("q,a,b,c\n", "utf-8")
     with pytest.raises(DataFormatError, match="row 1 has 4 columns, expected 6"):
-        load_split("test", None, str(tmp_path))
+        list(load_split("test", None, str(tmp_path)))
     for answer in ("8 clips\n####", "It is large.", "He had 5. Then 3 more. So 8."):
         _write(tmp_path / "test.jsonl", [{"question": "q", "answer": answer}])
         with pytest.raises(DataFormatError, match="expected a number, or a solution"):

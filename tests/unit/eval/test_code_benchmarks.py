@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tinker_cookbook.eval.benchmarks import REGISTRY, BenchmarkConfig, Grade
-from tinker_cookbook.eval.benchmarks._code import ProgramTests, _program
+from tinker_cookbook.eval.benchmarks.programs import ProgramTests, program_of
 
 pytestmark = [
     pytest.mark.shared,
@@ -88,16 +88,18 @@ def test_the_setup_of_tests_may_use_a_class_of_the_program(shared_dir):
 
 
 def test_an_answer_may_be_code_only():
-    assert _program("def area(r): return 1", ProgramTests((), ("area",))) == "def area(r): return 1"
+    assert (
+        program_of("def area(r): return 1", ProgramTests((), ("area",))) == "def area(r): return 1"
+    )
     tests = ProgramTests((), ("area",), preamble="import math")
-    assert _program("```py\ndef area(r): ...\n```\n```\nprint(area(2))\n```", tests).endswith(
+    assert program_of("```py\ndef area(r): ...\n```\n```\nprint(area(2))\n```", tests).endswith(
         "import math\ndef area(r): ...\n"
     )
 
 
 def test_a_future_import_of_the_answer_stays_before_the_preamble():
     tests = ProgramTests((), ("f",), preamble="import math")
-    program = _program('"""A text."""\nfrom __future__ import annotations\ndef f(): ...\n', tests)
+    program = program_of('"""A text."""\nfrom __future__ import annotations\ndef f(): ...\n', tests)
     names: dict[str, object] = {}
     exec(program, names)
     assert {"math", "f", "annotations"} <= names.keys()
@@ -108,8 +110,8 @@ def test_pass_at_k_of_a_benchmark_with_programs(shared_dir, tmp_path):
     import math
 
     from tinker_cookbook.eval.benchmarks import load_trajectories
-    from tinker_cookbook.eval.benchmarks._runner import evaluate
-    from tinker_cookbook.eval.benchmarks._sources import Answer, AnswerSource, Prompt
+    from tinker_cookbook.eval.run.runner import evaluate
+    from tinker_cookbook.eval.run.sources import Answer, AnswerSource, Prompt
 
     benchmark, examples = load("humaneval", shared_dir)
     gold = str(examples[0].gold)

@@ -8,7 +8,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from tinker_cookbook.eval.comparison import (
+from tinker_cookbook.eval.statistics import (
     bootstrap_interval,
     compare_rewards,
     examples_needed,

@@ -19,10 +19,9 @@ from tinker_cookbook.eval.benchmarks import (
     BenchmarkConfig,
     load_result,
     load_trajectories,
-    own_questions,
     run_benchmark,
 )
-from tinker_cookbook.eval.benchmarks.own_questions import OwnQuestions
+from tinker_cookbook.eval.benchmarks.questions import OwnQuestions
 from tinker_cookbook.exceptions import (
     BackendError,
     BenchmarkNotFoundError,
@@ -243,7 +242,7 @@ def test_an_image_that_the_model_refuses_is_named(vision_tokenizer, tmp_path):
 
 
 def test_a_pattern_has_a_time_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(own_questions, "_PATTERN_SECONDS", 0.2)
+    monkeypatch.setattr("tinker_cookbook.eval.benchmarks.questions._PATTERN_SECONDS", 0.2)
     (tmp_path / "own.jsonl").write_text(json.dumps({"question": "Hi", "answer": "^(a|aa)+$"}))
     benchmark = OwnQuestions(tmp_path / "own.jsonl", "regex")
     (example,) = benchmark.examples(BenchmarkConfig())

@@ -12,7 +12,7 @@ import pytest
 import test_extraction
 
 from tinker_cookbook.eval.benchmarks import REGISTRY, BenchmarkConfig, ExampleBenchmark
-from tinker_cookbook.eval.benchmarks._common import extract_gsm8k_answer, extract_mcq_answer
+from tinker_cookbook.official.benchmark_common import extract_gsm8k_answer, extract_mcq_answer
 
 # Where the filter of mmlu_pro finds a letter, by text.
 MMLU_PRO = {

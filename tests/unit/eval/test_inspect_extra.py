@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tinker_cookbook.eval.inspect_evaluators import InspectEvaluatorBuilder
-from tinker_cookbook.eval.inspect_logs import write_inspect_logs
+from tinker_cookbook.eval.inspect_bridge.evaluators import InspectEvaluatorBuilder
+from tinker_cookbook.eval.inspect_bridge.logs import write_inspect_logs
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.current import current_run_folder, run_in_folder
 
@@ -29,7 +29,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it():
     with pytest.raises(ConfigurationError, match=PIP):
         builder()
     with pytest.raises(ConfigurationError, match=PIP):
-        importlib.import_module("tinker_cookbook.eval.inspect_utils")
+        importlib.import_module("tinker_cookbook.eval.inspect_bridge.model")
     with pytest.raises(ConfigurationError, match=PIP):
         write_inspect_logs("answers", "logs")
 

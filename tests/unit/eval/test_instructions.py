@@ -17,8 +17,12 @@ from typing import Any
 
 import pytest
 
-from tinker_cookbook.eval.benchmarks import REGISTRY, BenchmarkConfig, ExampleBenchmark
-from tinker_cookbook.eval.benchmarks import _instructions as instructions
+from tinker_cookbook.eval.benchmarks import (
+    REGISTRY,
+    BenchmarkConfig,
+    ExampleBenchmark,
+    instructions,
+)
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 
 pytest.importorskip("if_verifiable", reason="pip install -e '.[eval]'")

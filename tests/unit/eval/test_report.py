@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tinker_cookbook.eval.benchmarks import BenchmarkResult, StoredTrajectory
-from tinker_cookbook.eval.benchmarks._summary import summarize
-from tinker_cookbook.eval.comparison import compare_rewards
 from tinker_cookbook.eval.report import (
     comparison_lines,
     curve_table,
     result_table,
     solve_rate_lines,
 )
+from tinker_cookbook.eval.run.answers import summarize
+from tinker_cookbook.eval.statistics import compare_rewards
 from tinker_cookbook.utils.terminal import get_console
 
 

@@ -22,9 +22,9 @@ from tinker_cookbook.eval.benchmarks import (
     regrade_trajectories,
     run_benchmarks,
 )
-from tinker_cookbook.eval.benchmarks._logprob_run import grade_choices
-from tinker_cookbook.eval.benchmarks._runner import evaluate
-from tinker_cookbook.eval.benchmarks._sources import (
+from tinker_cookbook.eval.run.logprob_run import grade_choices
+from tinker_cookbook.eval.run.runner import evaluate
+from tinker_cookbook.eval.run.sources import (
     Answer,
     AnswerSource,
     ContextOverflowError,

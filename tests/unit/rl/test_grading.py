@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tinker_cookbook.grading import mathematics
+from tinker_cookbook.grading.mathematics import grade_math
 from tinker_cookbook.grading.numbers import equal_numbers, last_number
 from tinker_cookbook.grading.texts import extract_boxed
-from tinker_cookbook.rl.envs import grading
-from tinker_cookbook.rl.envs.grading import TimedPool, grade_math
+from tinker_cookbook.grading.worker_pool import TimedPool
 
 REPO = Path(__file__).resolve().parents[3]
 
@@ -119,7 +120,7 @@ def test_an_endless_grader_is_killed_and_the_loop_goes_on(pool, caplog):
 
 
 def test_a_worker_that_dies_costs_one_answer(pool, caplog, monkeypatch):
-    monkeypatch.setattr(grading, "verify_expressions", die_verifying)
+    monkeypatch.setattr(mathematics, "verify_expressions", die_verifying)
     assert asyncio.run(grade_math("2^{-1}", "1/2", pool=pool)) is False
     assert "died" in caplog.text
     monkeypatch.undo()
@@ -147,7 +148,7 @@ def test_a_cancelled_caller_frees_its_worker(pool):
 
 PROGRAM = """
 import asyncio
-from tinker_cookbook.rl.envs.grading import TimedPool
+from tinker_cookbook.grading.worker_pool import TimedPool
 
 pool = TimedPool(max_workers=1, timeout_seconds=30)
 
@@ -209,7 +210,8 @@ def test_a_worker_that_hangs_does_not_outlive_a_killed_program_for_long(tmp_path
 UNGUARDED = """
 print("started", flush=True)
 import asyncio
-from tinker_cookbook.rl.envs.grading import TimedPool, grade_math
+from tinker_cookbook.grading.mathematics import grade_math
+from tinker_cookbook.grading.worker_pool import TimedPool
 
 def double(x):
     return 2 * x

@@ -16,7 +16,7 @@ from recipes.preference.rlhf.stages import held_out
 from tinker_cookbook.distillation.datasets import PromptOnlyDatasetBuilder, load_prompts
 from tinker_cookbook.distillation.demonstrations import DemonstrationBuilder
 from tinker_cookbook.eval.benchmarks import BenchmarkConfig
-from tinker_cookbook.eval.benchmarks.own_questions import OwnQuestions
+from tinker_cookbook.eval.benchmarks.questions import OwnQuestions
 from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.image_processing_utils import png_bytes
 from tinker_cookbook.preference.comparison import comparisons_that_fit

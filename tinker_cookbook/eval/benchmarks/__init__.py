@@ -1,15 +1,21 @@
 """Benchmarks: questions with graders, run on a checkpoint, a base model or an API."""
 
-from tinker_cookbook.eval.benchmarks._files import (
+from tinker_cookbook.eval.benchmarks.registry import (
+    REGISTRY,
+    find_benchmark,
+    register,
+    run_benchmark,
+    run_benchmarks,
+)
+from tinker_cookbook.eval.run.answers import (
     load_result,
     load_summary,
     load_trajectories,
     print_trajectory,
     regrade_trajectories,
 )
-from tinker_cookbook.eval.benchmarks._registry import REGISTRY, find_benchmark, register
-from tinker_cookbook.eval.benchmarks._runner import run_benchmark, run_benchmarks
-from tinker_cookbook.eval.benchmarks._types import (
+from tinker_cookbook.eval.run.examples import Example, ExampleBenchmark, Grade
+from tinker_cookbook.eval.run.types import (
     BenchmarkBuilder,
     BenchmarkConfig,
     BenchmarkResult,
@@ -23,26 +29,15 @@ from tinker_cookbook.eval.benchmarks._types import (
     StoredTurnDict,
     TurnRole,
 )
-from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
 
 # These modules register their benchmarks when they are imported, so they come last.
 from tinker_cookbook.eval.benchmarks import (  # noqa: F401  # isort: skip
-    aime,
     bbh,
-    ceval,
-    gpqa,
-    gsm8k,
-    hmmt,
-    humaneval,
-    ifbench,
-    ifeval,
-    math500,
-    mbpp,
-    mmlu,
-    mmlu_pro,
-    mmlu_redux,
+    choices,
+    instructions,
+    mathematics,
     mt_bench,
-    supergpqa,
+    programs,
 )
 
 __all__ = [

@@ -7,18 +7,15 @@ published scores use three examples with reasoning.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from tinker_cookbook.eval.benchmarks._common import (
-    build_messages,
-    extract_final_answer,
-    extract_mcq_answer,
-)
-from tinker_cookbook.eval.benchmarks._data import Row, Source, column, mean_by_key
-from tinker_cookbook.eval.benchmarks._registry import register
-from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig, BenchmarkResult, Metrics
-from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
+from tinker_cookbook.eval.benchmarks.data import Row, RowBenchmark, Source, build_messages, column
+from tinker_cookbook.eval.benchmarks.registry import register
+from tinker_cookbook.eval.run.examples import Example, Grade
+from tinker_cookbook.eval.run.types import BenchmarkConfig, Metrics
+from tinker_cookbook.grading.letters import extract_mcq_answer
 from tinker_cookbook.grading.numbers import final_number
+from tinker_cookbook.grading.texts import extract_final_answer
 
 _NAMES = """
 boolean_expressions causal_judgement date_understanding disambiguation_qa dyck_languages
@@ -97,7 +94,7 @@ def _choices(question: str, target: str) -> list[str]:
     return []
 
 
-class BBHBenchmarkBuilder(ExampleBenchmark):
+class BBHBenchmarkBuilder(RowBenchmark):
     """BIG-Bench Hard, or one of its tasks."""
 
     grader_version = "3"
@@ -109,27 +106,26 @@ class BBHBenchmarkBuilder(ExampleBenchmark):
         if task:
             self.part_of, self.shuffle_seed = "bbh", None
 
-    def load_examples(self, config: BenchmarkConfig) -> list[Example]:
-        """Returns the questions; ids are the task and the position in its file.
-
-        For log-likelihood scoring, only questions with a small set of possible answers are
-        returned.
-        """
-        examples: list[Example] = []
+    def rows(self, config: BenchmarkConfig) -> Iterator[Row]:
+        """Returns the questions with their task, and the position in its file as their id."""
         for task in [self.task] if self.task else TASKS:
-            rows = _source(task).load(config.data_path)
-            examples += [self._example(task, i, row) for i, row in enumerate(rows)]
-        if config.scoring == "logprob":
-            return [example for example in examples if example.answer_index is not None]
-        return examples
+            for position, row in enumerate(_source(task).load(config.data_path)):
+                yield {**row, "task": task, "id": f"{task}_{position}"}
 
-    def _example(self, task: str, position: int, row: Row) -> Example:
+    def load_examples(self, config: BenchmarkConfig) -> list[Example]:
+        """Returns the examples; for log-likelihood scoring, those with a few possible answers."""
+        examples = super().load_examples(config)
+        by_choice = config.scoring == "logprob"
+        return [e for e in examples if e.answer_index is not None or not by_choice]
+
+    def example(self, row: Row) -> Example:
+        """Returns a question."""
         question = column(row, "input", where=self.name)
         target = column(row, "target", where=self.name).strip()
         choices = _choices(question, target)
-        logs = {"input": question, "expected": target, "group": task}
+        logs = {"input": question, "expected": target, "group": row["task"]}
         return Example(
-            example_id=f"{task}_{position}",
+            example_id=row["id"],
             messages=build_messages(f"{question}\n\n{INSTRUCTION}"),
             expected=_extractor(question, target)(f"The answer is {target}."),
             gold=f"The answer is {target}.",
@@ -146,12 +142,6 @@ class BBHBenchmarkBuilder(ExampleBenchmark):
         right = float(given == example.expected)
         metrics: Metrics = {} if self.task else {f"{example.logs['group']}/accuracy": right}
         return Grade(right, metrics, {"extracted": given})
-
-    def aggregate(self, rewards: list[float], metrics_list: list[Metrics]) -> BenchmarkResult:
-        """Adds the score of each task."""
-        result = super().aggregate(rewards, metrics_list)
-        result.metrics |= mean_by_key(metrics_list, lambda name: name.endswith("/accuracy"))
-        return result
 
 
 def _source(task: str) -> Source:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinker_cookbook.completers import MessageCompleter, StopCondition, TinkerMessageCompleter
-from tinker_cookbook.eval.benchmarks._data import Row, Source, column, mean_by_key
-from tinker_cookbook.eval.benchmarks._registry import register
-from tinker_cookbook.eval.benchmarks._sources import context_of
-from tinker_cookbook.eval.benchmarks._types import (
+from tinker_cookbook.eval.benchmarks.data import Row, Source, column, mean_by_key
+from tinker_cookbook.eval.benchmarks.registry import register
+from tinker_cookbook.eval.run.sources import context_of
+from tinker_cookbook.eval.run.types import (
     METRIC_MAX_TOKENS_REACHED,
     BenchmarkBuilder,
     BenchmarkConfig,

@@ -19,8 +19,8 @@ from typing import Any
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, install_command, nearest
+from tinker_cookbook.grading.worker_pool import TimedPool
 from tinker_cookbook.renderers import Message, Renderer
-from tinker_cookbook.rl.envs.grading import TimedPool
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDatasetBuilder
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv
 from tinker_cookbook.rl.types import Env

@@ -16,7 +16,7 @@ from typing import Any
 import chz
 
 from tinker_cookbook.backends import SamplingClient, connect
-from tinker_cookbook.eval.benchmarks.aime import AIMEBenchmarkBuilder
+from tinker_cookbook.eval.benchmarks.mathematics import AIMEBenchmarkBuilder
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Message, ParseTermination, get_text_content
 from tinker_cookbook.renderers.tml_v0 import TmlV0Renderer

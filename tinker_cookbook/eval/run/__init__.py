@@ -1,0 +1,1 @@
+"""Runs of benchmarks: problems, sources of answers, grading, and the stored answers."""
