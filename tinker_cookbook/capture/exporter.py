@@ -31,14 +31,10 @@ class CaptureSink(Protocol):
         ...
 
 
-class _Appendable(Protocol):
-    def append(self, path: str, data: bytes) -> None: ...
-
-
 class JsonlFileSink:
     """Appends records to ``PREFIX/capture/KIND.jsonl`` in a storage of the package ``stores``."""
 
-    def __init__(self, storage: _Appendable, prefix: str = "") -> None:
+    def __init__(self, storage: Any, prefix: str = "") -> None:
         self._storage, self._prefix = storage, prefix
 
     def export(self, records: Sequence[CaptureRecord], timeout: float | None = None) -> None:
