@@ -11,9 +11,8 @@ from pathlib import Path
 
 import chz
 
-from tinker_cookbook.eval.benchmarks import StoredTrajectory, load_trajectories
 from tinker_cookbook.eval.report import comparison_lines
-from tinker_cookbook.eval.run.answers import TRAJECTORIES, default_folder
+from tinker_cookbook.eval.run.answers import default_folder, load_trajectories, tasks_of
 from tinker_cookbook.eval.statistics import PairedComparison, compare_rewards
 from tinker_cookbook.exceptions import ConfigurationError, DataError, nearest_sentence
 from tinker_cookbook.run.weights_paths import FORMS, SCHEME, resolve_weights
@@ -33,47 +32,30 @@ class Config:
     task: str | None = chz.field(default=None, doc="Task; default: all that both folders have")
 
 
-def tasks_of(folder: str) -> list[str]:
-    """Returns the tasks with answers in an evaluation's folder.
-
-    Raises:
-        DataError: there are none.
-    """
-    found = sorted(path.parent.name for path in Path(folder).expanduser().glob(f"*/{TRAJECTORIES}"))
-    if not found:
-        raise DataError(
-            f"{folder}: has no TASK/{TRAJECTORIES}; expected the out= folder of an evaluation"
-        )
-    return found
-
-
 def compare_runs(a: str, b: str, task: str) -> tuple[PairedComparison, list[str]]:
     """Compares answers to the examples in both folders; also returns notes on other examples.
 
     Raises:
         DataError: the folders have no common example.
     """
-    sides = [_rewards(load_trajectories(str(Path(folder).expanduser()), task)) for folder in (a, b)]
-    common = [example for example in sides[0] if example in sides[1]]
+    rewards: dict[str, dict[str, list[float]]] = {}
+    for folder in (a, b):
+        found = rewards[folder] = defaultdict(list)
+        for row in load_trajectories(str(Path(folder).expanduser()), task):
+            if row.error is None:
+                found[row.example_id].append(row.reward)
+    common = [example for example in rewards[a] if example in rewards[b]]
     if not common:
         raise DataError(
             f"{task}: {a} and {b} have no example in common; did both run the same task?"
         )
     notes = [
-        f"{len(side) - len(common)} graded examples are only in {folder} and were skipped"
-        for side, folder in zip(sides, (a, b), strict=True)
-        if len(side) > len(common)
+        f"{len(found) - len(common)} graded examples are only in {folder} and were skipped"
+        for folder, found in rewards.items()
+        if len(found) > len(common)
     ]
-    first, second = ([side[example] for example in common] for side in sides)
+    first, second = ([rewards[folder][example] for example in common] for folder in (a, b))
     return compare_rewards(first, second), notes
-
-
-def _rewards(rows: list[StoredTrajectory]) -> dict[str, list[float]]:
-    rewards: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        if row.error is None:
-            rewards[row.example_id].append(row.reward)
-    return rewards
 
 
 def compare(run_a: str, run_b: str, task: str | None = None) -> dict[str, PairedComparison]:
@@ -82,16 +64,23 @@ def compare(run_a: str, run_b: str, task: str | None = None) -> dict[str, Paired
     Raises:
         DataError: the folders have no common task.
     """
-    tasks = [name for name in tasks_of(run_a) if name in tasks_of(run_b)]
+    return {name: compare_runs(run_a, run_b, name)[0] for name in _tasks(run_a, run_b, task)}
+
+
+def _tasks(run_a: str, run_b: str, task: str | None) -> list[str]:
+    of_a, of_b = tasks_of(run_a), tasks_of(run_b)
+    tasks = [name for name in of_a if name in of_b]
     if task is not None and task not in tasks:
         raise ConfigurationError(
             f"task: {task!r} is not in both folders{nearest_sentence(task, tasks)} Both have: "
             f"{', '.join(tasks)}"
         )
     if not tasks:
-        found = (f"{run}: {', '.join(tasks_of(run)) or 'none'}" for run in (run_a, run_b))
-        raise DataError(f"{run_a} and {run_b} have no task in common; {'; '.join(found)}")
-    return {name: compare_runs(run_a, run_b, name)[0] for name in ([task] if task else tasks)}
+        raise DataError(
+            f"{run_a} and {run_b} have no task in common; {run_a}: {', '.join(of_a)}; {run_b}: "
+            f"{', '.join(of_b)}"
+        )
+    return tasks if task is None else [task]
 
 
 def _folder(name: str, field: str) -> str:
@@ -104,11 +93,10 @@ def main(config: Config) -> None:
     """Prints the verdict for each task."""
     console = get_console()
     a, b = _folder(config.a, "a"), _folder(config.b, "b")
-    for name, found in compare(a, b, config.task).items():
-        for line in comparison_lines(name, found):
+    for name in _tasks(a, b, config.task):
+        found, notes = compare_runs(a, b, name)
+        for line in (*comparison_lines(name, found), *(f"  {note}" for note in notes)):
             console.print(line, markup=False, soft_wrap=True)
-        for note in compare_runs(a, b, name)[1]:
-            console.print(f"  {note}", markup=False, soft_wrap=True)
     console.print(f"a = {a}, b = {b}", style="dim", markup=False, soft_wrap=True)
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import chz
 
-from tinker_cookbook.eval.benchmarks import load_trajectories, print_trajectory
-from tinker_cookbook.eval.compare import tasks_of
+from tinker_cookbook.eval.run.answers import load_trajectories, print_trajectory, tasks_of
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import get_console

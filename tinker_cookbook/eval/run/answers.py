@@ -29,7 +29,7 @@ from tinker_cookbook.eval.statistics import (
     mixed_share,
     score_interval,
 )
-from tinker_cookbook.exceptions import DataFormatError
+from tinker_cookbook.exceptions import DataError, DataFormatError
 from tinker_cookbook.run.jsonl import append_row, read_rows
 from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.utils.terminal import get_console
@@ -153,6 +153,16 @@ def load_trajectories(
     return rows
 
 
+def tasks_of(folder: str) -> list[str]:
+    """Returns the tasks with answers in an evaluation's folder; raises DataError without any."""
+    found = sorted(path.parent.name for path in Path(folder).expanduser().glob(f"*/{TRAJECTORIES}"))
+    if not found:
+        raise DataError(
+            f"{folder}: has no TASK/{TRAJECTORIES}; expected the out= folder of an evaluation"
+        )
+    return found
+
+
 def load_summary(save_dir: str) -> dict[str, dict[str, Any]]:
     """Returns ``summary.json``: benchmark -> result; empty if there is none."""
     return read_json(Path(save_dir) / SUMMARY) or {}
@@ -212,23 +222,20 @@ def record_scores(folder: Path) -> dict[str, Any]:
 def print_trajectory(traj: StoredTrajectory) -> None:
     """Prints the conversation, the reward and the logs of an answer."""
     console = get_console()
-    verdict = (
-        "[red]error[/]" if traj.error else "[green]right[/]" if traj.correct else "[red]wrong[/]"
-    )
+    verdict = "error" if traj.error else "right" if traj.correct else "wrong"
+    colour = "green" if verdict == "right" else "red"
     console.rule(
         f"{escape(traj.benchmark)} {traj.idx} ({escape(traj.example_id)}), sample {traj.sample}: "
-        f"{verdict}, reward {traj.reward:g}"
+        f"[{colour}]{verdict}[/], reward {traj.reward:g}"
     )
     for turn in traj.turns:
         role = str(turn.metadata.get("role", turn.role))
         tokens = f" ({turn.token_count} tokens)" if turn.token_count else ""
         console.print(f"[bold cyan]{escape(role)}{tokens}[/]")
-        thinking = turn.metadata.get("thinking")
-        if thinking:
+        if thinking := turn.metadata.get("thinking"):
             console.print(escape(f"<think>{thinking}</think>"), style="dim")
         console.print(escape(turn.content))
-    details = {**traj.metrics, **traj.logs}
-    for name, value in details.items():
+    for name, value in {**traj.metrics, **traj.logs}.items():
         console.print(f"[bold]{escape(name)}[/]: {escape(str(value))}")
     if traj.error:
         console.print(f"[bold red]error[/]: {escape(traj.error)}")
