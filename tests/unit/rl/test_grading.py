@@ -13,10 +13,6 @@ from pathlib import Path
 
 import pytest
 
-<<<<<<< HEAD
-=======
-from tinker_cookbook.exceptions import ConfigurationError
->>>>>>> 7d5a7a54 (Comparison of evaluations: tasks are found once)
 from tinker_cookbook.grading import mathematics
 from tinker_cookbook.grading.mathematics import grade_math
 from tinker_cookbook.grading.numbers import equal_numbers, last_number
