@@ -24,7 +24,6 @@ from tinker_cookbook.image_processing_utils import (
     get_image_processor,
     image_to_data_uri,
     open_image,
-    resize_image,
     rgb_image,
 )
 
@@ -50,22 +49,6 @@ def picture():
 def _offline(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     get_image_processor.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("size", "limit", "expected"),
-    [((40, 20), 10, (10, 5)), ((20, 40), 39, (20, 39)), ((1000, 1), 10, (10, 1))],
-)
-def test_resize_keeps_the_aspect(size, limit, expected):
-    assert resize_image(Image.new("RGB", size), limit).size == expected
-
-
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-def test_files_keep_their_bytes(picture, tmp_path, kind):
-    path = saved(picture, tmp_path / "a b.img", format=kind)
-    expected = f"data:image/{kind.lower()};base64,{base64.b64encode(path.read_bytes()).decode()}"
-    for source in (path, str(path), path.as_uri(), expected):
-        assert image_to_data_uri(source) == expected
 
 
 @pytest.mark.parametrize(
@@ -246,26 +229,6 @@ def test_every_orientation_is_upright_as_for_transformers(picture, kind):
         # Damaged EXIF data are ignored, as browsers do.
         if kind == "JPEG":
             assert decode_image(data.replace(b"MM\0*", b"??\0*")).size == picture.size
-
-
-def test_alpha_animations_and_inks(picture):
-    """Alpha as transformers' processors do it, the first frame, and CMYK."""
-    from transformers.image_transforms import convert_to_rgb
-
-    see_through = picture.convert("RGBA")
-    see_through.putalpha(Image.radial_gradient("L").resize(picture.size))
-    for mode in ("RGBA", "LA", "PA", "P", "1", "L", "RGB", "YCbCr", "HSV"):
-        image = see_through.convert(mode)
-        np.testing.assert_array_equal(
-            np.asarray(rgb_image(image)), convert_to_rgb(image, return_numpy=True)
-        )
-    frames = [Image.new("RGB", (30, 20), color) for color in ("red", "blue")]
-    for kind, options in (("GIF", {}), ("PNG", {}), ("WEBP", {"lossless": True})):
-        data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options)
-        assert decode_image(data).convert("RGB").tobytes() == frames[0].tobytes()
-    for inks, color in (((0, 255, 255, 0), (255, 0, 0)), ((0, 0, 0, 200), (55, 55, 55))):
-        data = encoded(Image.new("CMYK", (16, 16), inks), "JPEG", quality=95)
-        assert np.abs(np.asarray(decode_image(data)) - np.array(color)).max() <= 3
 
 
 def halves():

@@ -21,8 +21,7 @@ from tinker_cookbook.distillation.teacher_prompts import (
     TeacherGroupBuilder,
     TeacherView,
 )
-from tinker_cookbook.distillation.train_on_policy import incorporate_kl_penalty
-from tinker_cookbook.exceptions import ConfigurationError, TrainingError
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.data_processing import assemble_training_data, trajectory_to_data
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
@@ -183,17 +182,6 @@ def test_the_advantages_give_the_gradient_of_the_reverse_kl():
     assert torch.allclose(ours, exact, rtol=1e-5, atol=1e-6)
 
 
-def test_the_public_function_scores_each_datum_by_its_teacher():
-    data = played((0, [ONE]), (1, [TWO])).data_D
-    near, far = Scorer(0.1), Scorer(0.5)
-    metrics = asyncio.run(incorporate_kl_penalty(data, [near, far, far, far], [0, 1, 1, 1], 2.0, 0))
-    assert metrics["teacher_kl"] == pytest.approx(0.55)
-    flat = [v for datum in data for v in datum.loss_fn_inputs["advantages"].tolist()]
-    assert flat == pytest.approx([0, 1.4, 3.2, -5.0, 0, -4.0], abs=1e-6)
-    with pytest.raises(ConfigurationError, match="kl_discount_factor: got 2"):
-        asyncio.run(incorporate_kl_penalty(data, [near, far, far, far], [0, 1, 1, 1], 1.0, 2))
-
-
 # --- a teacher of another chat format --------------------------------------------------------
 
 
@@ -287,12 +275,6 @@ def test_a_mark_becomes_the_text_and_later_turns_are_rendered_anew(model, client
     (datum,) = data.data_D
     mask = datum.loss_fn_inputs["mask"].to_numpy() != 0
     assert datum.loss_fn_inputs["advantages"].to_numpy()[mask] == pytest.approx(expected, abs=1e-4)
-
-
-def test_an_answer_beyond_the_teachers_context_says_how_long_it_was(model, client):
-    long = episode(turn([10] * 600, [11], [-1.0]))
-    with pytest.raises(TrainingError, match=r"the teacher could not score .* 601 tokens"):
-        asyncio.run(TeacherSignal([Teacher(client)]).adjust(played((0, [long]))))
 
 
 # --- what the teacher sees ----------------------------------------------------------------------

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tinker_cookbook.engine.devices import cpu_bfloat16
-from tinker_cookbook.engine.kernels.cpu import huge_pages
 from tinker_cookbook.engine.kernels.cpu import linear as frozen_module
 from tinker_cookbook.engine.kernels.cpu.build import library
 from tinker_cookbook.engine.kernels.cpu.linear import (
@@ -170,20 +169,6 @@ def test_gradients_equal_autograd(rank, tokens, dtype):
             assert off < (1e-6 if dtype == torch.float32 else 1e-2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_term_for_all_rows_gives_the_bits_of_one_for_some(dtype):
-    """So a sample does not change when a client with another adapter joins the batch."""
-    if library() is None:
-        pytest.skip("needs a C compiler")
-    weight, x, own = torch.randn(130, 80).to(dtype), torch.randn(70, 80), low_rank(32, dtype)
-    x, company = x.to(dtype), low_rank(8, dtype)
-    for layout in (one.forward for one in layouts(weight) if isinstance(one.forward, _Panels)):
-        alone = layout.adapted(x, None, [(own, 0, 70)])
-        together = layout.adapted(x, None, [(own, 3, 10), (company, 10, 40), (own, 69, 70)])
-        for rows in (slice(3, 10), slice(69, 70)):
-            assert torch.equal(together[rows], alone[rows])
-
-
 def test_a_term_below_the_last_bit_of_bfloat16_is_kept():
     """It is added before the only rounding, in sampling and in training of one or several runs."""
     torch.manual_seed(0)
@@ -258,17 +243,3 @@ def test_the_choice(monkeypatch):
     assert chosen(torch.float32) in (_OneDnn, _Plain)
     monkeypatch.setattr(frozen_module.platform, "machine", lambda: "aarch64")
     assert chosen(torch.float32) is _Plain
-
-
-@pytest.mark.parametrize("huge", [True, False])
-def test_copies_in_huge_pages(huge, monkeypatch):
-    if not huge:
-        monkeypatch.delattr(huge_pages.mmap, "MADV_HUGEPAGE", raising=False)
-    monkeypatch.setattr(huge_pages, "_rest", torch.empty(0, dtype=torch.uint8))
-    tensors = [torch.randn(size).to(dtype) for size in (1, 999, 1 << 24) for dtype in DTYPES]
-    with torch.inference_mode():
-        copies = [huge_pages.in_huge_pages(tensor) for tensor in (*tensors, tensors[1])]
-    for copy, tensor in zip(copies, (*tensors, tensors[1]), strict=True):
-        assert torch.equal(copy, tensor)
-        assert copy.data_ptr() % 64 == 0
-    copies[0] += 1  # outside of inference mode

@@ -138,22 +138,6 @@ def test_unknown_modules_are_not_fused():
     assert fusing.rotates_alike(modeling_llama, torch.float32, ref.CPU, functions)
 
 
-def test_a_kernel_that_fails_is_not_used(caplog):
-    def broken(*args):
-        raise RuntimeError("no C compiler")
-
-    functions = fusing.Elementwise((lambda weight, eps: broken,), (broken,), broken)
-    norm = modeling_llama.LlamaRMSNorm(48).requires_grad_(False)
-    assert fusing.fused_norm(norm, torch.float32, functions) is None
-    assert not fusing.rotates_alike(modeling_llama, torch.float32, ref.CPU, functions)
-    assert "no C compiler" in caplog.text
-
-
-def test_rotations_of_a_part_of_the_width_go_the_usual_way():
-    q, angles = torch.randn(1, 2, 5, 16), torch.randn(1, 5, 8)
-    assert fusing._rotate(None, lambda *args: "usual", q, q, angles, angles) == "usual"  # type: ignore[arg-type]
-
-
 def test_a_model_is_fused_and_transformers_is_as_before(tmp_path, monkeypatch):
     folder = ref.make_model("llama", tmp_path)
     usual = modeling_llama.apply_rotary_pos_emb

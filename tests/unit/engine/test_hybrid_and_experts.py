@@ -74,7 +74,3 @@ def test_experts_of_an_unknown_kind_are_not_left_out_silently(tmp_path, monkeypa
     with pytest.raises(ConfigurationError, match=r"routed experts .*experts.*set train_mlp=false"):
         base.require_covered(AdapterSpec(4))
     base.require_covered(AdapterSpec(4, train_mlp=False))
-
-
-def test_a_model_without_routed_experts_is_covered(tiny_base):
-    tiny_base("qwen3_next").require_covered(AdapterSpec(4))

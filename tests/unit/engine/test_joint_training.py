@@ -17,7 +17,6 @@ from image_prompts import example_of, group_of, prompt_of
 from pretended_device import DEVICE, PretendedDevice
 from tinker import types
 
-from tinker_cookbook.backends.engine_options import EngineSettings
 from tinker_cookbook.backends.local import LocalServiceClient
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.engine.engine import Engine
@@ -30,7 +29,7 @@ from tinker_cookbook.engine.model.low_rank import GroupedLowRank
 from tinker_cookbook.engine.training.micro_batch import MicroBatchPass
 from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, TrainingError
+from tinker_cookbook.exceptions import DataValidationError, TrainingError
 
 SPECS = (
     AdapterSpec(4),
@@ -134,38 +133,6 @@ def test_runs_with_images_join_unless_they_train_the_tower(
     expected = separately(twins, data, "cross_entropy")
     assert bool(joined) == joins
     assert_equal(outputs, runs, expected, twins)
-
-
-def test_several_targets_of_a_token_and_steps_between(tiny_base, joined):
-    base, rng = tiny_base("llama"), np.random.default_rng(0)
-    data = []
-    for count in (1, 3):
-        tokens = [rng.integers(3, base.vocab_size, 9) for _ in range(count)]
-        targets = [rng.integers(3, base.vocab_size, (9, 2)) for _ in range(count)]
-        weights = rng.normal(size=(9, 2))
-        pairs = zip(tokens, targets, strict=True)
-        data.append([ref.example(t, target_tokens=y, weights=weights) for t, y in pairs])
-    runs, twins = runs_on(base, 2), runs_on(base, 2)
-    for _ in range(2):
-        outputs = together(runs, data, "cross_entropy")
-        expected = separately(twins, data, "cross_entropy")
-        assert_equal(outputs, runs, expected, twins)
-        for run in (*runs, *twins):
-            run.optim_step(AdamSettings(1e-3, eps=1e-4))
-    assert len(joined) == 2
-    for run, twin in zip(runs, twins, strict=True):
-        weights, others = run.adapter.parameters(), twin.adapter.parameters()
-        assert all((weights[n] - others[n]).abs().max() < 1e-5 for n in weights)
-
-
-def test_bfloat16_rounds_as_separate_passes_do(tiny_base, joined):
-    base = tiny_base("qwen3", torch.bfloat16)
-    data = data_of(base, 4, "cross_entropy", False)
-    runs, twins = runs_on(base), runs_on(base)
-    outputs = together(runs, data, "cross_entropy")
-    expected = separately(twins, data, "cross_entropy")
-    assert len(joined) == 1
-    assert_equal(outputs, runs, expected, twins, bound=0.03)
 
 
 @pytest.mark.slow  # 15 s
@@ -416,10 +383,3 @@ def datum(rng: np.random.Generator) -> tinker.Datum:
         "weights": tinker.TensorData(data=[1.0] * 20, dtype="float32", shape=[20]),
     }
     return tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
-
-
-def test_the_setting_is_checked():
-    with pytest.raises(ConfigurationError, match="joint_training: got 'yes', expected auto, true"):
-        EngineSettings(joint_training="yes").check()
-    with pytest.raises(ConfigurationError, match="joint_training=true: the remote backend decides"):
-        EngineSettings(joint_training="true").check(local=False)

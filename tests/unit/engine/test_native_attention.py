@@ -139,14 +139,6 @@ def test_nan_propagates() -> None:
 
 
 @needs_compiler
-def test_another_dtype_is_refused() -> None:
-    batch = Batch("three heads to a key", torch.float32)
-    batch.value = batch.value.double()
-    with pytest.raises(TypeError, match=r"float64.*expected torch\.float32"):
-        batch.attend(batch.runs())
-
-
-@needs_compiler
 def test_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path))
     assert build.library.__wrapped__() is not None

@@ -5,7 +5,6 @@ The kernels are emulated by plain torch; the sparse one also runs as torch's own
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import emulated_attention
@@ -227,27 +226,6 @@ def test_torch_2_11_has_no_grouped_heads_in_the_packed_kernel(emulated, monkeypa
     assert emulated == ["packed_attention"] * 2
 
 
-@pytest.mark.parametrize(("before", "after"), [(8, 64), (100, 100)])
-def test_torch_2_11_has_one_limit_of_compiled_kernels(monkeypatch, before, after):
-    config = SimpleNamespace(recompile_limit=before)
-    monkeypatch.setattr(torch._dynamo, "config", config)
-    monkeypatch.setattr(torch, "compile", lambda function, dynamic: (function, dynamic))
-    _, dynamic = attention._flex_attention.__wrapped__("cuda")
-    assert dynamic
-    assert config.recompile_limit == after
-
-
-def test_a_row_of_equal_sequences_uses_the_kernel_of_shared_rows(emulated):
-    """The check at load may have refused the packed one."""
-    tokens = np.arange(100)
-    (micro,) = plan([tokens, tokens], 1000, shared_budget=1000)
-    layout = pad(micro, [tokens, tokens], ref.CPU, PackedLayout).layout
-    assert layout is not None
-    heads = [torch.randn(100, count, 16) for count in (4, 2, 2)]
-    layout.attend(AttentionCall(0, *heads, 0.2, None, None, None))
-    assert emulated == ["sparse_attention"]
-
-
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
 def test_the_check_finds_a_wrong_kernel(tiny_base, emulated, monkeypatch, kind):
     from tinker_cookbook.engine.model import attention_support
@@ -337,13 +315,3 @@ def test_kernels_of_a_gpu(case, window, dtype, monkeypatch):
     for got, want in zip(*results, strict=True):
         error = float((got - want).norm() / want.norm())
         assert error <= (2e-2 if dtype == torch.bfloat16 else 1e-3)
-
-
-def test_heads_that_flash_attention_cannot_take():
-    q = torch.empty(3, 4, 64, dtype=torch.bfloat16)
-    assert attention.packs(q, q)
-    assert not attention.packs(q.float(), q.float())
-    assert not attention.packs(q, q[..., :32])
-    assert not attention.packs(q[..., :12], q[..., :12])
-    wide = q.new_empty(3, 4, 512)
-    assert not attention.packs(wide, wide)

@@ -18,8 +18,6 @@ from environments import python_with, run_in
 from image_prompts import example_of, group_of, prompt_of
 from transformers import AutoModelForCausalLM
 
-from tinker_cookbook.backends.connect import connect
-from tinker_cookbook.backends.engine_options import EngineSettings
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.extensions import quantized
 from tinker_cookbook.engine.extensions.quantized import quantize_tables
@@ -31,7 +29,6 @@ from tinker_cookbook.engine.model.loading import (
     check_architecture,
     dequantized,
     model_class,
-    weights_bytes,
 )
 from tinker_cookbook.engine.model.low_rank import LowRank
 from tinker_cookbook.engine.sampling.requests import SamplingSettings
@@ -135,15 +132,6 @@ def test_without_bitsandbytes_the_error_says_what_to_install(monkeypatch):
         Engine("cpu", "float32", "nf4")
 
 
-def test_bad_values_are_refused():
-    with pytest.raises(ConfigurationError, match="base_dtype: got 'nf5', expected auto, nf4 or"):
-        Engine("cpu", "float32", "nf5")
-    with pytest.raises(ConfigurationError, match="base_dtype: got 'fp4'"):
-        connect("local", engine_settings=EngineSettings("fp4"))
-    with pytest.raises(ConfigurationError, match="base_dtype=int8: the remote backend decides"):
-        EngineSettings("int8").check(local=False)
-
-
 def test_checkpoints_that_are_quantised_already_are_refused(tmp_path):
     def stored(method: str) -> None:
         config = {"quantization_config": {"quant_method": method}}
@@ -158,25 +146,6 @@ def test_checkpoints_that_are_quantised_already_are_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert dequantized("org/m", tmp_path) == {}
     check_architecture("org/m", tmp_path)
-
-
-def test_a_model_without_a_causal_language_model_is_named(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
-    with pytest.raises(ConfigurationError, match="org/m has the model type 'clip'"):
-        check_architecture("org/m", tmp_path)
-
-
-def test_the_estimate_of_memory_counts_the_bits(tmp_path):
-    folder = ref.make_model("llama", tmp_path)
-    layers = 3 * (2 * 48 * 48 + 2 * 24 * 48 + 3 * 96 * 48)
-    config = json.loads((folder / "config.json").read_text())
-    tables = config["vocab_size"] * config["hidden_size"]
-    saved = tables * (8 - 1 if config["tie_word_embeddings"] else 8 - 2)
-    whole = weights_bytes(folder, torch.float32)
-    assert whole - weights_bytes(folder, torch.float32, "nf4") == pytest.approx(
-        layers * (4 - 0.5625) + saved, abs=30
-    )
-    assert whole - weights_bytes(folder, torch.float32, "int8") == layers * 3 + saved
 
 
 @pytest.mark.parametrize("inputs", [130, 192])  # an odd and an even number of pairs

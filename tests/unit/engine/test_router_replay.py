@@ -9,7 +9,6 @@ import engine_reference as ref
 import numpy as np
 import pytest
 import torch
-from image_prompts import example_of, prompt_of
 
 from tinker_cookbook.engine.extensions import router_replay
 from tinker_cookbook.engine.kernels.cpu import linear
@@ -128,18 +127,6 @@ def test_training_uses_the_kept_choices_and_gradients_flow_through_the_router(tm
     assert ref.relative_error(run._gradients, gradients) < 1e-4
 
 
-def test_recomputed_layers_follow_the_same_choices(tmp_path):
-    base = _base("qwen3_moe", tmp_path)
-    (item,) = ref.supervised(np.random.default_rng(0), base, (30,))
-    base.replay.keep(item.tokens, np.tile([3, 1], (30, 3)).astype(np.int16))
-    found = []
-    for budget in (10_000, 1):
-        run = ref.make_run(base, budget=budget)
-        run.forward_backward([item], "cross_entropy")
-        found.append(run._gradients)
-    assert ref.relative_error(found[1], found[0]) < 1e-6
-
-
 def test_choices_survive_prefixes_of_a_cache_and_forget_the_oldest(tmp_path, monkeypatch):
     base = _base("qwen3_moe", tmp_path)
     run = ref.make_run(base)
@@ -164,18 +151,3 @@ def test_models_without_experts_and_unknown_routers_are_refused(tmp_path, monkey
     )
     with pytest.raises(ConfigurationError, match=r"routers of .* choose in a way"):
         _base("qwen3_moe", tmp_path / "moe")
-
-
-def test_choices_of_a_prompt_with_images_are_replayed(tmp_path):
-    base = _base("qwen3_vl_moe", tmp_path)
-    run, settings = ref.make_run(base), SamplingSettings(max_tokens=8, seed=0)
-    tokens, images = prompt_of(base, 2)
-    (sample,) = ref.draw(Sampler(base, run.snapshot()), tokens, 1, settings, images=images)
-    item = example_of((np.concatenate([tokens, sample.tokens]), images))
-    for chosen in base.replay._known.values():
-        chosen[:] = (chosen + 1) % 4
-    assert _other_experts(base, run, [item], replay=True) == 0
-    other, shown = prompt_of(base, 2, pixels=9)
-    item = example_of((np.concatenate([other, sample.tokens]), shown))
-    output = run.forward_backward([item], "cross_entropy", backward=False)
-    assert output.metrics["router_replayed_tokens:sum"] == 0

@@ -11,10 +11,9 @@ import engine_reference as ref
 import numpy as np
 import pytest
 import torch
-from image_prompts import example_of, group_of, png, prompt_of
+from image_prompts import example_of, group_of, prompt_of
 from tiny_vlm import tiny_vlm
 
-from tinker_cookbook.engine.memory import MemoryBudget
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import AdapterLinear, AdapterSpec
 from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
@@ -30,7 +29,6 @@ from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.vision import processing
 from tinker_cookbook.engine.vision.images import image_at, is_image
 from tinker_cookbook.engine.vision.processing import image_reader
-from tinker_cookbook.engine.vision.tower import KeptFeatures
 from tinker_cookbook.exceptions import ConfigurationError
 
 
@@ -262,20 +260,6 @@ def test_images_for_models_that_take_none(tmp_path):
     assert len(sample.tokens) == 3
 
 
-@pytest.mark.parametrize("base", ["mistral3"], indirect=True)
-def test_an_image_of_one_feature(base):
-    """transformers computes such features of Mistral 3 only with other images."""
-    one, other = (image_reader(base.name, base.folder).read(png(0, n, n), None, "") for n in (1, 9))
-    assert [int(is_image(image.tokens).sum()) for image in (one, other)] == [1, 1]
-    made = zip(one.pixels().items(), other.pixels().values(), strict=True)
-    both = {name: torch.from_numpy(np.concatenate([a, b])) for (name, a), b in made}
-    with torch.no_grad():
-        expected = base._model.base_model.get_image_features(**both).pooler_output
-    for image, features in zip((one, other), expected, strict=True):
-        (found,) = base.vision.features([image], {})
-        torch.testing.assert_close(found.embeddings, features.reshape(1, -1))
-
-
 @pytest.mark.parametrize(
     ("kind", "change", "why"),
     [
@@ -338,50 +322,6 @@ def test_memory_of_the_tower_is_about_what_is_estimated(base):
     tokens = sum(len(one.embeddings) for one in features)
     text, images = (base.activation_bytes_per_token(train_vision=on) for on in (False, True))
     assert 0.6 < found / tokens / (images - text) < 1.2
-
-
-@QWEN
-def test_features_are_kept_within_a_budget_that_counts(base, monkeypatch):
-    tower, (_, images) = base.vision, prompt_of(base, 3, 60)
-    (first,) = tower.features(images[:1], {})
-    kept = KeptFeatures(3 * first.nbytes)
-    monkeypatch.setattr(tower, "kept", kept)
-    computed, compute = [], tower._compute
-    monkeypatch.setattr(tower, "_compute", lambda *args: computed.append(1) or compute(*args))
-    adapters = [ref.random_adapter(base, AdapterSpec(4, train_vision=True), n) for n in (1, 2)]
-    samplers = [Sampler(base, adapter) for adapter in (None, *adapters)]
-    for sampler in samplers:
-        ref.draw(sampler, *_drawn(prompt_of(base, 1, 60)))
-    assert len(computed) == 3  # each sampler has its own
-    for sampler in samplers:
-        ref.draw(sampler, *_drawn(prompt_of(base, 1, 60)))
-    assert (len(computed), kept.nbytes) == (3, 3 * first.nbytes)
-    tower.features(images[1:], {})
-    assert 0 < kept.nbytes <= kept.budget
-    memory = MemoryBudget(torch.device("cuda"))
-    monkeypatch.setattr("tinker_cookbook.engine.memory.free_memory_bytes", lambda _: 1 << 20)
-    scheduler = Scheduler(base, base.kv_shapes, memory)
-    assert memory._measure() == (1 << 20, kept.nbytes + scheduler._cache.nbytes)
-
-
-def _drawn(prompt):
-    return prompt[0], 1, SamplingSettings(max_tokens=1, seed=0)
-
-
-@QWEN
-def test_pixels_are_made_once(base, monkeypatch):
-    made, process = [], processing._processed
-    monkeypatch.setattr(processing, "_processed", lambda *args: made.append(1) or process(*args))
-    before = processing._made._bytes
-    tokens, images = prompt_of(base, 3, 70)
-    assert processing._made._bytes > before
-    ref.draw(Sampler(base, None), *_drawn((tokens, images)), images=images)
-    assert (len(made), processing._made._bytes) == (3, before)
-    assert images[0].pixels().keys() == {"pixel_values", "image_grid_thw"}  # once more
-    assert len(made) == 4
-    monkeypatch.setattr(processing, "_MADE_BYTES", 1000)
-    prompt_of(base, 1, 80)
-    assert processing._made._bytes <= 1000
 
 
 @QWEN

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import signal
@@ -28,14 +27,13 @@ from fake_vllm import FakeVLLM, Transformers
 
 from tinker_cookbook.backends import connect
 from tinker_cookbook.engine import sampler_settings as vllm_settings
-from tinker_cookbook.engine.extensions.vllm.client import VLLMClient
 from tinker_cookbook.engine.extensions.vllm.sampler import VLLMSampler
 from tinker_cookbook.engine.memory import release_cached_memory
 from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import BackendError, ConfigurationError
 
 SECONDS = 120
 PROMPT = [1, 5, 6, 7]
@@ -135,12 +133,6 @@ def test_what_a_request_says_reaches_the_server(vllm, fake, base):
     assert fake.bodies[-1]["top_k"] == 0
 
 
-def test_greedy_samples_are_one_request(vllm, fake, base):
-    found = ask(vllm, Sampler(base, None), 3, temperature=0.0).result(SECONDS)
-    assert fake.bodies[0]["n"] == 1
-    assert found[0] == found[1] == found[2]
-
-
 def test_tokens_arrive_one_by_one(vllm, fake, base):
     seen: list[tuple[int, int]] = []
     sampler = Sampler(base, None)
@@ -163,14 +155,6 @@ def test_cancelling_ends_the_request_in_the_server(vllm, fake, base):
     with pytest.raises(CancelledError):
         future.result(0)
     assert len(ask(vllm, Sampler(base, None)).result(SECONDS)) == 2
-
-
-def test_a_slow_server_ends_the_request(fake, base):
-    fake.before = lambda: time.sleep(0.5)
-    vllm = make(fake.url, timeout=0.2)
-    with pytest.raises(BackendError, match=r"no answer to /v1/completions within 0.2 s; raise vll"):
-        ask(vllm, Sampler(base, None)).result(SECONDS)
-    vllm.close()
 
 
 @pytest.mark.parametrize(
@@ -197,37 +181,6 @@ def test_a_server_that_was_started_again_gets_the_adapter_again(vllm, fake, base
     fake.close()
     with pytest.raises(BackendError, match=r"did not answer .*resumed from its last checkpoint"):
         ask(vllm, sampler).result(SECONDS)
-
-
-def test_closing_waits_for_adapters_that_are_being_unloaded(fake, base, monkeypatch):
-    unload, began = VLLMClient.unload_adapter, threading.Event()
-
-    async def slowly(client: VLLMClient, name: str) -> None:
-        began.set()
-        # An HTTP call has tasks of its own, which the end of the sampler must not cancel.
-        await asyncio.create_task(asyncio.sleep(0.5))
-        await unload(client, name)
-
-    monkeypatch.setattr(VLLMClient, "unload_adapter", slowly)
-    vllm = make(fake.url)
-    ask(vllm, Sampler(base, ref.random_adapter(base))).result(SECONDS)
-    gc.collect()
-    assert began.wait(SECONDS)
-    vllm.close()
-    assert [event.partition(" ")[0] for event in fake.events] == ["load", "unload"]
-    assert not fake.adapters
-
-
-def test_the_servers_context_limits_a_sample(fake, base):
-    fake.model = fake_vllm.Uniform()
-    fake.model.max_length = len(PROMPT) + 5
-    vllm = make(fake.url)
-    (sample,) = ask(vllm, Sampler(base, None), 1, stop_tokens=frozenset()).result(SECONDS)
-    assert (len(sample.tokens), sample.stop_reason) == (5, "length")
-    request = sample_request(Sampler(base, None), [1] * 9, 1, settings())
-    with pytest.raises(DataValidationError, match="larger --max-model-len"):
-        vllm.sample(request).result(SECONDS)
-    vllm.close()
 
 
 def test_masks_and_other_models_stay_with_the_engine(vllm, base, tiny_base, caplog):
@@ -423,12 +376,6 @@ def test_the_server_is_started_on_the_trainers_gpu(base, monkeypatch):
 def test_invalid_settings_are_refused(given, said):
     with pytest.raises(ConfigurationError, match=said):
         SamplerSettings(**given).check()
-
-
-def test_a_remote_backend_has_its_own_sampler():
-    SamplerSettings().check(local=False)
-    with pytest.raises(ConfigurationError, match="vllm_timeout=9: the remote backend decides"):
-        SamplerSettings(vllm_timeout=9).check(local=False)
 
 
 def test_auto_is_vllm_on_cuda_where_it_is_found(monkeypatch, tmp_path):

@@ -102,25 +102,6 @@ def test_thinking_around_tools(shown):
     assert "<｜Assistant｜><think>hm</think>Hello<｜tool▁calls▁begin｜>" in text
 
 
-@pytest.mark.parametrize(
-    ("spec", "messages", "match"),
-    [
-        ("deepseekv3", [QUESTION, {"role": "system", "content": "x"}], "got 'system'"),
-        ("deepseekv3", [{"role": "developer", "content": "x"}], "got 'developer'"),
-        ("deepseekv3", [QUESTION | {"tool_calls": [call()]}], "got tool calls by role 'user'"),
-        ("deepseekv3_2", [QUESTION, called(call(arguments="[1]"))], "got '\\[1\\]'"),
-        (
-            "deepseekv3_thinking",
-            [QUESTION, {"role": "assistant", "content": THOUGHT["content"][::-1]}],
-            "got parts text, thinking",
-        ),
-    ],
-)
-def test_unsupported_messages_are_refused(shown, spec, messages, match):
-    with pytest.raises(RendererError, match=match):
-        shown(spec, messages, prompt=spec != "deepseekv3_thinking")
-
-
 def test_tools_are_declared_as_the_model_card_says(make_renderer):
     tool = ToolSpec(name="f", description="é", parameters={"type": "object"})
     renderer = make_renderer("deepseekv3", "deepseek_v3_1")
@@ -140,38 +121,6 @@ def test_tools_are_declared_as_the_model_card_says(make_renderer):
 
 def sampled(renderer, text):
     return renderer.codec.encode(text + "<｜end▁of▁sentence｜>")
-
-
-@pytest.mark.parametrize(
-    ("spec", "block"),
-    [
-        ("deepseekv3", "<｜tool▁calls▁begin｜>f<｜tool▁calls▁end｜>"),
-        (
-            "deepseekv3",
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]<｜tool▁call▁end｜>"
-            "<｜tool▁calls▁end｜>",
-        ),
-        ("deepseekv3", "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>"),
-        ("deepseekv3_2", "<｜DSML｜function_calls>\nf\n</｜DSML｜function_calls>"),
-        (
-            "deepseekv3_2",
-            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" '
-            'string="false">1, "b": 2</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
-            "</｜DSML｜function_calls>",
-        ),
-    ],
-)
-def test_unparsable_calls_keep_their_text(make_renderer, spec, block):
-    renderer = make_renderer(spec, "deepseek_v3_1")
-    before = "\n\n" if spec == "deepseekv3_2" else ""
-    tokens = sampled(renderer, f"So.{before}{block}")
-    message, how = renderer.parse_response(tokens)
-    assert how
-    assert message["content"] == "So."
-    assert [c.raw_text for c in message["unparsed_tool_calls"]] == [block]
-    example, weights = renderer.build_supervised_example([QUESTION, message])
-    pairs = zip(example.to_ints(), weights.tolist(), strict=True)
-    assert [token for token, weight in pairs if weight] == tokens
 
 
 def test_arguments_keep_their_spelling_in_v3_2(make_renderer):

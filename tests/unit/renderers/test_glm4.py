@@ -74,27 +74,6 @@ def test_arguments_of_every_kind_equal_the_template_and_come_back(glm, shared_di
     assert json.loads(back["tool_calls"][0].function.arguments) == arguments
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "",
-        "\n<arg_key>q</arg_key>\n<arg_value>1</arg_value>\n",
-        "f\n<arg_key>q</arg_key>\n",
-        "f\n<arg_key>q</arg_key>\n<arg_value>1</arg_value>\nand more",
-        "f\n<arg_key>q</arg_key><arg_value>1</arg_value><arg_key>q</arg_key><arg_value>2</arg_value>",
-        '{"name": "f",\n"arguments": {}}',
-    ],
-)
-def test_unparsable_calls_round_trip(glm, body):
-    renderer = glm()
-    raw = f"<tool_call>{body}</tool_call>"
-    said = f"\n<think></think>\n{raw}<|observation|>"
-    message, how = renderer.parse_response(renderer.codec.encode(said))
-    assert how is ParseTermination.STOP_SEQUENCE
-    assert [unread.raw_text for unread in message["unparsed_tool_calls"]] == [raw]
-    assert spans(renderer, [QUESTION, message], "last_assistant_message") == [said]
-
-
 def test_without_thinking_history_loses_it_and_an_answer_with_it_is_refused(glm):
     # "/nothink" is a control token, which a user's text only holds with this option.
     renderer = glm("glm4_6_disable_thinking?split_special_tokens=false")
@@ -106,29 +85,3 @@ def test_without_thinking_history_loses_it_and_an_answer_with_it_is_refused(glm)
     )
     with pytest.raises(RendererError, match=r"messages\[1\].content: got thinking"):
         renderer.build_supervised_example(messages[:2])
-
-
-@pytest.mark.parametrize(
-    ("message", "said"),
-    [
-        ({"role": "observation", "content": "x"}, "got 'observation', expected one of"),
-        ({**calling("f", {}), "role": "user"}, "got tool calls by role 'user'"),
-        (calling("f", [1]), "expected a JSON object"),
-        ({**thought("a", ""), "role": "user"}, "cannot write a part of type 'thinking'"),
-        (
-            {
-                "role": "assistant",
-                "content": [{"type": "text", "text": "a"}, *thought("a", "b")["content"]],
-            },
-            "expected at most one thinking part",
-        ),
-        (
-            {"role": "assistant", "content": "", "unparsed_tool_calls": []}
-            | {"content": [{"type": "image", "image": "x"}]},
-            "cannot write a part of type 'image'",
-        ),
-    ],
-)
-def test_unsupported_messages_are_refused(glm, message, said):
-    with pytest.raises(RendererError, match=said):
-        glm().build_supervised_example([QUESTION, message])

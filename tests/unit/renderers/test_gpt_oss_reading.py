@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import pytest
 from gpt_oss_cases import (
-    CALL,
     CALL_END,
     MEDIUM,
     RESULT,
     STOP,
     USER,
-    calling,
     parse,
     part,
     prompt_text,
     thinking,
 )
 
-from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
     ParseTermination,
     ToolCall,
@@ -134,25 +131,3 @@ def test_unparsable_calls_round_trip(renderer, raw, error, author):
 
 
 # Refused, warned of
-
-
-@pytest.mark.parametrize(
-    ("messages", "error"),
-    [
-        ([{**calling(), "tool_calls": [CALL, CALL]}], r"messages\[0\].tool_calls: got 2 calls"),
-        ([USER, {"role": "system", "content": "s"}], r"messages\[1\].role: got 'system'"),
-        ([USER, {"role": "developer", "content": "s"}], r"messages\[1\].role: got 'developer'"),
-        ([{"role": "critic", "content": "s"}], r"messages\[0\].role: got 'critic'"),
-        ([USER, RESULT], r"messages\[1\].role: got a tool result, expected a tool call before it"),
-        ([{"role": "assistant", "content": "a"}, RESULT], "expected a tool call before it"),
-        ([{**USER, "tool_calls": [CALL]}], r"messages\[0\].tool_calls: got tool calls by role"),
-        ([{**USER, "content": [thinking("t")]}], "cannot write a part of type 'thinking'"),
-        (
-            [{"role": "assistant", "content": [{"type": "image", "image": "x.png"}]}],
-            "cannot write a part of type 'image', expected text or thinking",
-        ),
-    ],
-)
-def test_unsupported_messages_are_refused(renderer, messages, error):
-    with pytest.raises(RendererError, match=error):
-        renderer.build_generation_prompt(messages)

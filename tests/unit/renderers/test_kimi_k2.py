@@ -9,7 +9,6 @@ from families.kimi_k2 import TOKENS
 from hypothesis import given
 from rendering_cases import checked, dialogues, template_ids, thought
 
-from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
     ToolCall,
     TrainOnWhat,
@@ -19,7 +18,6 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 QUESTION = {"role": "user", "content": "Hi"}
 PROMPT = "<|im_user|>user<|im_middle|>Hi<|im_end|><|im_assistant|>assistant<|im_middle|>"
-SECTION = "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>"
 CALL = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
 
 
@@ -81,30 +79,6 @@ def test_ids_that_the_model_has_written_stay(kimi):
     assert order == ["functions.g:1", "functions.f:7", "functions.h:2", "functions.unknown:3"]
 
 
-@pytest.mark.parametrize(
-    "inside",
-    [
-        "",
-        "f",
-        CALL.format("f", "{}"),
-        CALL.format("functions.f:0", "{"),
-        CALL.format("functions.f:0", "{}") + "x",
-        CALL.format("functions.f:0", "[" * 100_000),
-    ],
-)
-def test_unparsable_calls_keep_their_text(kimi, inside):
-    renderer = kimi("kimi_k2")
-    section = SECTION.format(inside)
-    tokens = renderer.codec.encode(f"<think></think>So.{section}<|im_end|>")
-    message, how = renderer.parse_response(tokens)
-    assert how
-    assert message["content"] == "So."
-    assert [c.raw_text for c in message["unparsed_tool_calls"]] == [section]
-    example, weights = renderer.build_supervised_example([QUESTION, message])
-    pairs = zip(example.to_ints(), weights.tolist(), strict=True)
-    assert [token for token, weight in pairs if weight] == tokens
-
-
 def test_dialogues_equal_the_first_revision_of_k2(kimi, shared_dir):
     """``moonshotai-Kimi-K2`` has another default prompt; the later template ends its own with a
     line break."""
@@ -124,24 +98,3 @@ def test_dialogues_equal_the_first_revision_of_k2(kimi, shared_dir):
         )
 
     check()
-
-
-@pytest.mark.parametrize(
-    ("spec", "messages", "match"),
-    [
-        (
-            "kimi_k2_instruct",
-            [QUESTION, thought("t", "x")],
-            "part of type 'thinking'",
-        ),
-        ("kimi_k2", [QUESTION | {"tool_calls": [call()]}], "got tool calls by role 'user'"),
-        (
-            "kimi_k2",
-            [QUESTION, {"role": "assistant", "content": thought("t", "x")["content"][::-1]}],
-            "got parts text, thinking",
-        ),
-    ],
-)
-def test_unsupported_messages_are_refused(kimi, spec, messages, match):
-    with pytest.raises(RendererError, match=match):
-        kimi(spec).build_supervised_example(messages)

@@ -81,15 +81,6 @@ def test_arguments_of_every_kind_equal_the_template_and_come_back(nemotron, temp
     assert json.loads(back["tool_calls"][0].function.arguments) == arguments
 
 
-def test_unparsable_calls_round_trip(nemotron):
-    renderer = nemotron()
-    said = "a\n</think>\n<tool_call>\n<function=f>\n<parameter=q>\n</tool_call>\n<|im_end|>"
-    message, how = renderer.parse_response(renderer.codec.encode(said))
-    assert how is ParseTermination.STOP_SEQUENCE
-    assert len(message["unparsed_tool_calls"]) == 1
-    assert trained_text(renderer, [QUESTION, message]) == said
-
-
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -131,21 +122,3 @@ def test_without_thinking_history_loses_it_and_an_answer_with_it_is_not_trained(
     asked = [QUESTION, {**calling("f", {}), **thought("a", "A")}, {"role": "tool", "content": "1"}]
     prompt = renderer.codec.decode(renderer.build_generation_prompt(asked).to_ints())
     assert "<think>\na\n</think>\nA\n<tool_call>" in prompt
-
-
-@pytest.mark.parametrize(
-    ("message", "said"),
-    [
-        ({"role": "ipython", "content": "x"}, "got 'ipython', expected one of"),
-        ({**calling("f", {}), "role": "user"}, "got tool calls by role 'user'"),
-        (calling("f", [1]), "expected a JSON object"),
-        ({**thought("a", ""), "role": "user"}, "cannot write a part of type 'thinking'"),
-        (
-            {"role": "assistant", "content": thought("a", "b")["content"] * 2},
-            "expected at most one thinking part",
-        ),
-    ],
-)
-def test_unsupported_messages_are_refused(nemotron, message, said):
-    with pytest.raises(RendererError, match=said):
-        nemotron().build_supervised_example([QUESTION, message])

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers import ParseTermination, ThinkingPart, ToolCall
+from tinker_cookbook.renderers import ToolCall
 from tinker_cookbook.renderers.core.tool_calls import read_xml_call
 
 QUESTION = {"role": "user", "content": "q"}
@@ -51,32 +51,6 @@ def test_values_are_read_by_their_spelling(written, read):
     (found,) = read_xml_call(body)
     assert json.loads(found.function.arguments) == {"x": read}
     assert type(json.loads(found.function.arguments)["x"]) is type(read)
-
-
-@pytest.mark.parametrize(
-    ("body", "error"),
-    [
-        ('{"name": "f", "arguments": {}}', "expected <function=name>"),
-        ("<function=f>", "expected <function=name>"),
-        ("<function=f>\nhello\n</function>", "got 'hello'"),
-        ("<function=f><parameter=x>1</function>", "got '<parameter=x>1'"),
-        (
-            "<function=f><parameter=x>1</parameter><parameter=x>2</parameter></function>",
-            "argument 'x' is given twice",
-        ),
-        ("<function=f><parameter=x>1</parameter> and </function>", "got '<parameter=x>"),
-    ],
-)
-def test_invalid_calls_keep_their_text(make_renderer, body, error):
-    renderer = make_renderer("qwen3_5", "qwen3")
-    text = f"because\n</think>\n\nI look.\n\n<tool_call>{body}</tool_call><|im_end|>"
-    message, how = renderer.parse_response(renderer.codec.encode(text))
-    assert how is ParseTermination.STOP_SEQUENCE
-    (found,) = message["unparsed_tool_calls"]
-    assert found.raw_text == f"<tool_call>{body}</tool_call>"
-    assert error in found.error
-    assert message["content"][0] == ThinkingPart(type="thinking", thinking="because")
-    assert message["content"][1]["text"] == "I look."
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_vl_instruct"])

@@ -10,14 +10,10 @@ from hypothesis import strategies as st
 from rendering_cases import body, tool_call, untagged
 
 from tinker_cookbook.renderers import (
-    ParseFailureKind,
     ParseTermination,
     TextPart,
     ThinkingPart,
-    UnparsedToolCall,
-    classify_parse_failure,
     deepseek_v3_2,
-    detect_unterminated_tool_block,
     get_renderer,
     glm4,
     parse_content_blocks,
@@ -142,32 +138,6 @@ def test_stop_token_terminations(make_renderer, text, expected):
 
 
 @pytest.mark.parametrize(
-    ("block", "error"),
-    [
-        ("<tool_call>\n{oops}\n</tool_call>", "Invalid JSON: Expecting property name"),
-        ('<tool_call>\n{"name": "f", "arguments": {oops}}\n</tool_call>', "Expecting property"),
-        ('<tool_call>\n{"arguments": {}}\n</tool_call>', "expected an object"),
-        (
-            '<tool_call>\n{"name": "f", "argu',
-            "unterminated tool block: <tool_call> with",
-        ),
-    ],
-)
-def test_unparsable_calls_round_trip(make_renderer, block, error):
-    renderer = make_renderer("qwen3_instruct", "qwen3")
-    tokens = encode(renderer, f"Hm\n{block}<|im_end|>")
-    message, how = renderer.parse_response(tokens)
-    assert how.is_clean
-    assert message["content"] == "Hm"
-    assert "tool_calls" not in message
-    [call] = message["unparsed_tool_calls"]
-    assert isinstance(call, UnparsedToolCall)
-    assert call.raw_text == block
-    assert error in call.error
-    assert sampled(renderer, message) == tokens
-
-
-@pytest.mark.parametrize(
     ("body", "arguments"),
     [
         ('{"name": "f", "arguments": {"x":1}, "id": "7"}', '{"x": 1}'),
@@ -223,17 +193,6 @@ def test_white_space_in_a_call_takes_linear_time(read, begin, end):
     assert time.process_time() - started < 1
 
 
-@pytest.mark.parametrize("text", ["�" * 500, "🙂�🙂" * 200])
-def test_replacement_characters_are_streamed(make_renderer, text):
-    renderer = make_renderer("qwen3_instruct", "qwen3")
-    parser = renderer.response_parser()
-    tokens = encode(renderer, text)
-    deltas = [delta for token in tokens for delta in parser.feed([token])]
-    assert text.startswith("".join(delta.text for delta in deltas))
-    assert len(deltas) > 100, "all but the last tokens are written while the response is sampled"
-    assert "".join(delta.text for delta in [*deltas, *parser.finish()]) == text
-
-
 @given(
     texts=st.lists(st.tuples(untagged.filter(bool), untagged.filter(bool)), min_size=1, max_size=4)
 )
@@ -266,27 +225,6 @@ def test_parse_content_blocks_keeps_white_space_and_order():
         [],
     )
     assert parse_content_blocks("plain") is None
-
-
-def test_failures_are_classified(make_renderer):
-    renderer = make_renderer("qwen3_instruct", "qwen3")
-
-    def classified(text):
-        return classify_parse_failure(*renderer.parse_response(encode(renderer, text)))
-
-    assert classified("fine<|im_end|>") is None
-    kind, detail = classified("cut off")
-    assert kind is ParseFailureKind.STRUCTURAL
-    assert "max_tokens" in detail
-    kind, detail = classified("<tool_call>\n{oops}\n</tool_call><|im_end|>")
-    assert kind is ParseFailureKind.CONTENT
-    assert "Expecting property name" in detail
-    kind, detail = classified("<tool_call>" + "x" * 50_000 + "<|im_end|>")
-    assert (kind, detail.startswith("unterminated tool block")) == (ParseFailureKind.CONTENT, True)
-    open_block = detect_unterminated_tool_block("a<t>b</t><t>c", "<t>", "</t>")
-    assert open_block is not None
-    assert open_block.raw_text == "<t>c"
-    assert detect_unterminated_tool_block("a<t>b</t>", "<t>", "</t>") is None
 
 
 def test_a_wrong_byte_among_byte_tokens_reads_alike_in_any_cut(make_renderer):

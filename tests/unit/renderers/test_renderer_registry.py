@@ -123,29 +123,6 @@ IMAGE = [{"type": "image", "image": "x.png"}]
 THINKING = [{"type": "thinking", "thinking": "t"}]
 
 
-@pytest.mark.parametrize(
-    ("spec", "family", "message", "error"),
-    [
-        ("smollm2", "smollm2", {"tool_calls": [CALL]}, r"\[1\]\.tool_calls: smollm2 has no form"),
-        ("role_colon", "smollm2", {"tool_calls": [CALL]}, "role_colon has no form for tool calls"),
-        ("smollm2", "smollm2", {"content": IMAGE}, "smollm2 cannot write a part of type 'image'"),
-        ("llama3", "llama3", {"content": THINKING}, "type 'thinking', expected text; drop it"),
-        ("qwen2_5", "qwen2_5", {"content": THINKING}, "drop it with remove_thinking"),
-        ("qwen3_disable_thinking", "qwen3", {"content": THINKING}, "closes the think block"),
-        ("qwen3", "qwen3", {"content": [*IMAGE]}, "'image', expected text or thinking"),
-        ("qwen3", "qwen3", {"content": THINKING * 2}, "expected at most one thinking part"),
-        ("template", "qwen3", {"content": THINKING * 2}, "expected at most one thinking part"),
-        ("qwen3", "qwen3", {"role": "developer"}, "got 'developer', expected one of system, user"),
-        ("qwen3", "qwen3", {"role": "user", "tool_calls": [CALL]}, "tool calls by role 'user'"),
-    ],
-)
-def test_unsupported_messages_are_refused(make_renderer, spec, family, message, error):
-    renderer = make_renderer(spec, family)
-    messages = [CONVERSATION[0], {"role": "assistant", "content": "", **message}]
-    with pytest.raises(RendererError, match=error):
-        renderer.build_supervised_example(messages)
-
-
 class MediaRenderer(RoleColonRenderer):
     """Writes media as a chunk, as renderers of other packages return them."""
 

@@ -239,20 +239,6 @@ def test_stops(make):
         get_renderer("template", tokenizer)
 
 
-def test_generation_config_that_stops_elsewhere_is_said(tokenizer_folder, tmp_path, caplog):
-    tokenizer = copy.copy(get_tokenizer(tokenizer_folder("qwen3")))
-    tokenizer.name_or_path = str(tmp_path)
-    path = tmp_path / "generation_config.json"
-    path.write_text('{"eos_token_id": [151645, 151643]}', encoding="utf-8")
-    get_renderer("template", tokenizer)
-    assert "generation config" not in caplog.text
-    path.write_text('{"eos_token_id": 151643}', encoding="utf-8")
-    get_renderer("template", tokenizer)
-    assert "<|im_end|>, but the model's generation config stops at token ids [151643]" in (
-        caplog.text
-    )
-
-
 def test_arguments_reach_the_template(make):
     plain = make("template", "qwen3").build_generation_prompt([QUESTION]).to_ints()
     off = make("template?enable_thinking=false", "qwen3")
@@ -265,22 +251,6 @@ def test_arguments_reach_the_template(make):
     assert "Current date: 2025-08-05\n\nReasoning: low" in written
     with pytest.raises(RendererError, match=r"template\?today: got 'x', expected a day"):
         make("template?today=x", "gptoss")
-
-
-def test_named_templates(make, shared_dir):
-    source = (shared_dir / "tokenizers/qwen3/chat_template.jinja").read_text(encoding="utf-8")
-    other = source.replace("assistant\\n' }}", "assistant\\n\\n' }}")
-    tokenizer = make("template", "qwen3").tokenizer
-    with pytest.raises(RendererError, match="has one template, without a name"):
-        get_renderer("template?template=rag", tokenizer)
-    tokenizer.chat_template = {"default": source, "rag": other}
-    prompts = [
-        get_renderer(spec, tokenizer).build_generation_prompt([QUESTION]).to_ints()
-        for spec in ("template", "template?template=rag")
-    ]
-    assert prompts[0] != prompts[1]
-    with pytest.raises(RendererError, match=r"got 'rug', expected one of default, rag.*mean 'rag'"):
-        get_renderer("template?template=rug", tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ these conversations have neither.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pickle
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 from rendering_cases import thought
 
-from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError, RendererError
+from tinker_cookbook.exceptions import ConfigurationError, RendererError
 from tinker_cookbook.renderers import ParseTermination, ToolCall, get_renderer
 from tinker_cookbook.renderers.base import system_message
 from tinker_cookbook.renderers.core.tool_calls import results_in_call_order
@@ -447,18 +446,3 @@ def test_copies_of_tokenizers_equal_those_of_the_hub(kind, folder, tokenizer_fol
         assert copy.decode(ids) == hub.decode(ids)
     assert copy.convert_ids_to_tokens(1000) == hub.convert_ids_to_tokens(1000)
     assert set(copy.get_vocab().items()) <= set(hub.get_vocab().items())
-
-
-def test_what_is_missing_is_named(monkeypatch):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    if importlib.util.find_spec("tml_renderers"):
-        with pytest.raises(ModelNotFoundError, match=r"H200kBaseChatTokenizer .* 0\.4\.1 or later"):
-            get_tokenizer("thinkingmachines/Inkling-2-Small")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    command = r"pip install -e '.*\[tml\]'"
-    with pytest.raises(ModuleNotFoundError, match=command):
-        get_tokenizer("thinkingmachines/Inkling-Medium")
-    with pytest.raises(ModelNotFoundError, match=command):
-        get_tokenizer("deepseek-ai/DeepSeek-V4.1-Flash-1017")

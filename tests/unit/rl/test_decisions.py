@@ -20,7 +20,6 @@ from tinker_cookbook.recipes.decisions import (
     probability_loss,
     sample_decision,
 )
-from tinker_cookbook.recipes.decisions.forecasting import YesNoChoiceRenderer
 from tinker_cookbook.recipes.decisions.table import CHOICES, brier, compare, make_table
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -133,14 +132,6 @@ def test_the_true_table_is_the_bound(renderer):
     metrics, _ = asyncio.run(compare(Knowing(), renderer, table))  # type: ignore[arg-type]
     assert metrics["test/max_error"] < 1e-5
     assert metrics["test/brier"] == pytest.approx(metrics["test/brier_bound"])
-
-
-def test_yes_and_no_have_letters_of_their_own(renderer):
-    yes_no = DecisionRenderer(renderer.renderer, YesNoChoiceRenderer(renderer.renderer))
-    rendering = yes_no.render(Decision("Will it rain?", [("yes", ""), ("no", "")]))
-    assert renderer.tokenizer.decode(rendering.with_label("yes")).endswith("choice#Y")
-    with pytest.raises(ConfigurationError, match="expected yes and no"):
-        yes_no.render(DECISION)
 
 
 def test_wrong_decisions_are_named(renderer):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from scripted_policy import play
 
-from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataFormatError,
@@ -31,14 +30,11 @@ from tinker_cookbook.recipes.forecasting.env import (
     ForecastGroupBuilder,
     ForecastRLDataset,
     brier_reward,
-    calibration_error,
-    calibration_table,
     parse_forecast,
     render_prompt,
     roc_auc,
 )
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 SPLIT = datetime(2025, 10, 20, tzinfo=UTC)
@@ -91,22 +87,6 @@ def test_brier_reward_is_best_at_the_true_probability():
         brier_reward(float("nan"), 1)
     with pytest.raises(DataValidationError, match="outcome: got True"):
         brier_reward(0.5, True)
-
-
-def test_auc_of_pairs():
-    rng = np.random.default_rng(0)
-    pairs = [(float(rng.integers(0, 4)), int(rng.integers(0, 2))) for _ in range(40)]
-    good, bad = [s for s, y in pairs if y], [s for s, y in pairs if not y]
-    wins = [(a > b) + (a == b) / 2 for a in good for b in bad]
-    assert roc_auc(pairs) == pytest.approx(np.mean(wins))
-    assert roc_auc([(0.5, 1)]) is None
-
-
-def test_calibration_of_known_forecasts():
-    pairs = [(0.3, 1), (0.3, 0), (0.3, 0), (0.3, 0), (1.0, 1), (1.0, 1)]
-    table = calibration_table(pairs)
-    assert [(one.low, one.count, one.share_yes) for one in table] == [(0.3, 4, 0.25), (0.9, 2, 1)]
-    assert calibration_error(table) == pytest.approx(4 / 6 * 0.05)
 
 
 def test_synthetic_markets_resolve_as_often_as_they_should(tmp_path):
@@ -251,27 +231,3 @@ def test_the_evaluator_measures_order_and_calibration_over_all_markets(renderer,
     assert metrics["test/env/all/calibration_error"] < 0.15  # of about 130 markets
     assert {"test/env/weather/auc", "test/env/sports/auc"} <= metrics.keys()
     assert sum(one.count for one in evaluator.last_table) == 2 * len(pairs)
-
-
-def test_batches_cover_every_market_in_each_pass(renderer, markets):
-    examples = load_prophet_arena_examples(markets)[:10]
-    dataset = ForecastRLDataset(examples, batch_size=4, group_size=2, renderer=renderer, epochs=2)
-    assert len(dataset) == 6
-    names = [b.example for i in range(6) for b in dataset.get_batch(i)]
-    assert names == examples + examples
-    with pytest.raises(IndexError):
-        dataset.get_batch(6)
-    with pytest.raises(ConfigurationError, match="batch_size: got 0"):
-        ForecastRLDataset(examples, batch_size=0, group_size=2, renderer=renderer)
-
-
-def test_a_truncated_forecast_counts_as_none(renderer, markets):
-    class Endless(TokenCompleter):
-        async def __call__(self, model_input, stop):
-            tokens = renderer.tokenizer.encode(" 0.7777")
-            return TokensWithLogprobs(tokens, [0.0] * len(tokens), "length")
-
-    example = load_prophet_arena_examples(markets)[0]
-    builder = ForecastGroupBuilder(example, renderer, 2)
-    group = asyncio.run(do_group_rollout(builder, Endless()))
-    assert [m["format_valid"] for m in group.metrics_G] == [0.0, 0.0]

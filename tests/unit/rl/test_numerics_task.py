@@ -11,21 +11,16 @@ import tinker
 
 from tinker_cookbook.exceptions import (
     ConfigurationError,
-    DataFormatError,
     DataValidationError,
 )
 from tinker_cookbook.recipes.rl_numerics_check.task import (
-    DEFAULT_WORDS,
     CountingTaskConfig,
     build_prompt,
-    clean_wikitext_line,
     closeness_reward,
     count_word,
     generate_corpus,
-    load_corpus,
     parse_answer,
     sample_problem,
-    split_pages,
 )
 from tinker_cookbook.rl.metrics import compute_kl_sample_train, kl_sample_train_by_depth
 
@@ -75,10 +70,6 @@ def test_the_kl_of_each_range_is_that_of_its_tokens():
     )
 
 
-def test_words_are_runs_of_letters():
-    assert count_word("Time's up, time-based TIME; times, lifetime", "time") == 3
-
-
 @pytest.mark.parametrize(
     ("text", "count"),
     [("Answer: 42", 42), ("answer : **1,024**", 1024), ("Answer: 3\nAnswer: 4", 4), ("42", None)],
@@ -92,13 +83,6 @@ def test_the_reward_falls_with_the_error():
     assert rewards == pytest.approx([1, 0.5, 0, 0])
 
 
-def test_pages_divide_no_word_and_leave_nothing_out():
-    corpus = generate_corpus(5000)
-    pages = split_pages(corpus, 0, 7, 300)
-    assert " ".join(pages).split() == corpus.split()[: len(" ".join(pages).split())]
-    assert all(300 <= len(page) + 1 < 330 for page in pages)
-
-
 def test_a_problem_counts_the_pages_of_its_document():
     corpus = generate_corpus(20_000)
     problem = sample_problem(random.Random(1), corpus, SHORT)
@@ -110,11 +94,6 @@ def test_a_problem_counts_the_pages_of_its_document():
     assert f'"{problem.word}"' in problem.prompt
     with pytest.raises(DataValidationError, match="corpus: has 1,000 characters"):
         sample_problem(random.Random(1), corpus[:1000], SHORT)
-
-
-def test_the_generated_text_has_every_word():
-    text = generate_corpus(100_000)
-    assert all(count_word(text, word) > 20 for word in DEFAULT_WORDS)
 
 
 def test_a_hidden_length_is_the_same_for_all_problems():
@@ -143,11 +122,3 @@ def test_a_hidden_length_is_the_same_for_all_problems():
 def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(ConfigurationError, match=message):
         CountingTaskConfig(**settings)
-
-
-def test_a_text_file_is_a_corpus(tmp_path):
-    (tmp_path / "book.txt").write_text("Some text.")
-    assert load_corpus(str(tmp_path / "book.txt")) == "Some text."
-    with pytest.raises(DataFormatError, match="expected generated, wikitext or the path"):
-        load_corpus(str(tmp_path / "none.txt"))
-    assert clean_wikitext_line(" 3 @,@ 000 long @-@ term \n") == "3,000 long-term"

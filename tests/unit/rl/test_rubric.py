@@ -18,7 +18,7 @@ from tinker_cookbook.exceptions import (
     DataFormatError,
     EvalGradingError,
 )
-from tinker_cookbook.judges import Judge, Judgement, JudgeSettings, TextJudge
+from tinker_cookbook.judges import Judge, Judgement, JudgeSettings
 from tinker_cookbook.recipes.rubric import generate_data
 from tinker_cookbook.recipes.rubric.data import (
     LabelledAnswer,
@@ -102,13 +102,6 @@ def test_a_completer_is_a_judge_that_writes_its_score(renderer, capsys):
         play(RubricGradedEnv(renderer, POINT, Writer("good!", "good!")), "A dog.")
 
 
-def test_prompts_of_all_criteria_begin_alike():
-    convo = [*POINT.convo, {"role": "assistant", "content": "A cat."}]
-    first, second = [get_text_content(r.get_label_prompt(convo)[0]) for r in POINT.rubric_items]
-    shared = next(i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-    assert first[:shared].endswith("Criterion: Is there a ")
-
-
 def group(renderer, judge, size=4):
     return RubricGradedEnvGroupBuilder(renderer, POINT, judge, size)
 
@@ -148,16 +141,6 @@ def test_another_error_ends_the_run(renderer):
     assert not LeaveOutUngraded().catches_group_errors
 
 
-def test_a_datapoint_survives_its_file(tmp_path):
-    path = tmp_path / "points.jsonl"
-    # str.splitlines() would split at the last character of this message.
-    scored = Rubric("Is it long?", score_range=(1, 5))
-    point = RubricBasedDatapoint([{"role": "user", "content": "a\u2028"}], [scored])
-    path.write_text(POINT.to_json() + "\n\n" + point.to_json())
-    assert RubricDatapointListBuilderFromJsonl(jsonl_path=str(path))() == [POINT, point]
-    assert Rubric.from_json(POINT.rubric_items[0].to_json()) == POINT.rubric_items[0]
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -186,32 +169,6 @@ def test_a_wrong_row_is_named(tmp_path, row, message):
     path.write_text(row if isinstance(row, str) else json.dumps(row))
     with pytest.raises(DataFormatError, match=message):
         RubricDatapointListBuilderFromJsonl(jsonl_path=str(path))()
-
-
-def test_labels_must_fit(tmp_path):
-    answer = {"role": "assistant", "content": "A cat."}
-    row = {"convo": [*POINT.convo, answer], "rubric_items": [{"rubric_str": "x"}], "labels": [1]}
-    path = tmp_path / "labelled.jsonl"
-    for change, message in (
-        ({"labels": [1, 0]}, "expected 1 numbers"),
-        ({"labels": [2]}, "expected numbers from 0 to 1"),
-        ({"convo": POINT.convo}, "the last message is of the user"),
-    ):
-        path.write_text(json.dumps({**row, **change}))
-        with pytest.raises(DataFormatError, match=message):
-            load_labelled(path)
-    path.write_text(json.dumps(row))
-    assert load_labelled(path)[0].labels == [1.0]
-
-
-def test_scores_are_measured_on_the_scale_of_labels():
-    convo = [*POINT.convo, {"role": "assistant", "content": "A cat."}]
-    rubric = Rubric("Is it good?", score_range=(1, 5))
-    labelled = [LabelledAnswer(convo, [rubric], [label]) for label in (0.0, 1.0, 0.0, 1.0, 1.0)]
-    judge = TextJudge(Writer(*(f"<score>{score}</score>" for score in (1, 5, 2, 4, 6))))
-    found = asyncio.run(judge_agreement(judge, labelled))
-    # The last score is outside the range, as if the judge gave none.
-    assert (found.num_judged, found.num_failed, found.kappa) == (4, 1, 1.0)
 
 
 def test_the_example_labels_are_balanced():

@@ -14,9 +14,6 @@ from recipes.multiplayer_rl.text_arena import kuhn
 from recipes.multiplayer_rl.text_arena.players import ModelPlayer, RandomOpponent
 from recipes.multiplayer_rl.text_arena.tictactoe import (
     OptimalOpponent,
-    best_moves,
-    make_opponent,
-    winner,
 )
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
@@ -33,7 +30,6 @@ from recipes.multiplayer_rl.text_arena.env import (  # noqa: E402
     TwoPlayerCoordinator,
     TwoPlayerEnv,
     TwoPlayerEnvGroupBuilder,
-    TwoPlayerTextArenaDataset,
 )
 from recipes.multiplayer_rl.text_arena.games import (  # noqa: E402
     Game,
@@ -109,12 +105,6 @@ def test_a_game_that_does_not_exist_is_named_with_the_nearest():
         GameSettings(num_players=5).check()
 
 
-def test_rules_can_be_left_out_of_the_prompt():
-    text = Game.start(GameSettings(show_rules=False), 0).observe()
-    assert "Your goal is" not in text
-    assert legal_moves(text) == [f"[{cell}]" for cell in range(9)]
-
-
 # Two players.
 
 
@@ -134,23 +124,6 @@ def test_an_illegal_move_ends_the_game_for_both():
     assert result.get_total_rewards() == [0, ILLEGAL_MOVE_REWARD] * 2
 
 
-def test_a_first_illegal_move_leaves_the_other_without_a_turn():
-    builder = TwoPlayerEnvGroupBuilder("TicTacToe-v0", RENDERER, 2, self_play=True)
-    result = group(builder, Scripted(lambda text: "no brackets"))
-    assert [len(t.transitions) for t in result.trajectories_G] == [1, 0]
-    assert result.get_total_rewards() == [ILLEGAL_MOVE_REWARD, 0]
-
-
-def test_the_game_itself_may_handle_an_illegal_move():
-    answers = iter(["[9]", *[f"[{i}]" for i in (0, 1, 4, 2, 8)]])
-    settings = GameSettings(on_illegal="game")
-    builder = TextArenaGroupBuilder(settings, [trained, trained], RENDERER, 1)
-    result = group(builder, Scripted(lambda text: next(answers)))
-    assert result.get_total_rewards() == [0, 0]  # role_baseline: each seat has one member
-    assert [t.reward for t in result.trajectories_G] == [1, -1]
-    assert [m["illegal_move"] for m in result.metrics_G] == [1, 0]
-
-
 def test_coordinator_by_its_official_names():
     env = textarena.make("TicTacToe-v0")
     env.reset(num_players=2)
@@ -168,15 +141,6 @@ def test_coordinator_by_its_official_names():
     assert one.get_done_step().episode_done
     with pytest.raises(ConfigurationError, match="opponent_policy"):
         TwoPlayerEnv(1, table, True, RENDERER, RandomOpponent())
-
-
-def test_dataset_sizes():
-    builder = TwoPlayerEnvGroupBuilder("TicTacToe-v0", RENDERER, 2, self_play=True)
-    dataset = TwoPlayerTextArenaDataset(8, builder, 20)
-    assert [len(dataset.get_batch(i)) for i in range(3)] == [4, 4, 2]
-    assert len(dataset) == 2
-    with pytest.raises(ConfigurationError, match="num_datapoints"):
-        TwoPlayerTextArenaDataset(8, builder, 7)
 
 
 # Any number of players.
@@ -240,17 +204,6 @@ def test_games_advance_together():
     assert policy.most == 24
 
 
-def test_the_same_seeds_give_the_same_games():
-    def play():
-        seats = [trained, lambda: RandomOpponent(7)]
-        builder = TextArenaGroupBuilder(TICTACTOE, seats, RENDERER, 3, seed_path=(1, 2))
-        policy = Scripted()
-        group(builder, policy)
-        return policy.prompts
-
-    assert play() == play()
-
-
 def test_the_baseline_of_a_seat_keeps_the_mean_reward():
     seats = [trained, trained]
     builder = TextArenaGroupBuilder(TICTACTOE, seats, RENDERER, 3)
@@ -281,12 +234,6 @@ def test_a_rollout_that_fails_is_retried_with_the_other_seat():
     assert "GameAbandonedError" in str(result.rollout_errors)
 
 
-def test_an_error_of_the_game_is_no_move_of_the_player():
-    game = Game.start(GameSettings(game_name="CharacterConclave-v0"), 0)
-    with pytest.raises(GameError, match="error of the game, not of the player"):
-        game.move("[0]")
-
-
 # Opponents.
 
 
@@ -301,24 +248,6 @@ def test_the_optimal_opponent_never_loses():
     outcomes = [asyncio.run(play(seat, number)) for seat in (0, 1) for number in range(20)]
     assert "loss" not in outcomes
     assert outcomes.count("win") > 20
-
-
-def test_the_optimal_opponent_wins_at_once_blocks_and_draws_against_itself():
-    assert best_moves("OO XX    ", "O") == [2]
-    assert best_moves("OO  X    ", "X") == [2]
-    assert winner("OOOXX    ") == "O"
-    players = [OptimalOpponent(0), OptimalOpponent(1)]
-    table = Table(Game.start(TICTACTOE, 0), players)
-    asyncio.run(table.start())
-    assert table.outcome(0) == "draw"
-    with pytest.raises(ConfigurationError, match="opponent_type"):
-        make_opponent("best", "model", RENDERER)  # pyright: ignore[reportArgumentType]
-
-
-def test_kuhn_prompts_cover_all_situations():
-    found = kuhn.prompts(KUHN)
-    assert sorted(found) == sorted(kuhn.SITUATIONS)
-    assert "[fold]" in found["Q", "bet"]
 
 
 def test_a_bet_and_a_call_cost_a_chip():

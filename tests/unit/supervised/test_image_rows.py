@@ -12,17 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipes.preference.rlhf.stages import held_out
 from tinker_cookbook.distillation.datasets import PromptOnlyDatasetBuilder, load_prompts
-from tinker_cookbook.distillation.demonstrations import DemonstrationBuilder
 from tinker_cookbook.eval.benchmarks import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.questions import OwnQuestions
 from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.image_processing_utils import png_bytes
-from tinker_cookbook.preference.comparison import comparisons_that_fit
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons
 from tinker_cookbook.preference.preference_datasets import (
-    ChatDatasetBuilderFromComparisons,
     ComparisonBuilderFromJsonl,
     ComparisonDataset,
 )
@@ -330,27 +326,6 @@ def test_a_mark_without_an_image_is_an_error_where_other_rows_have_images(folder
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         with pytest.raises(DataError, match=error) if error else nullcontext():
             load(str(path))
-
-
-def test_what_reads_text_only_refuses_images_before_a_model_is_loaded(vision_tokenizer, folder):
-    shared = common(vision_tokenizer)
-    (folder / "rows.jsonl").write_text(json.dumps({"messages": asked(PICTURE)}) + "\n")
-    (folder / "pairs.jsonl").write_text(2 * (json.dumps(PAIRS["parts"]) + "\n"))
-    rows, pairs = str(folder / "rows.jsonl"), str(folder / "pairs.jsonl")
-    comparisons = ComparisonBuilderFromJsonl(train_path=pairs, test_path=pairs)
-    labeled = comparisons.get_labeled_comparisons()[0]
-    renderer = get_renderer("qwen3_vl_instruct", get_tokenizer(vision_tokenizer))
-    for refuse, said in (
-        (DemonstrationBuilder(common_config=shared, file_path=rows), "rows.jsonl:1: messages"),
-        (
-            ChatDatasetBuilderFromComparisons(common_config=shared, comparison_builder=comparisons),
-            "pairs.jsonl:1: prompt_conversation",
-        ),
-        (lambda: comparisons_that_fit(labeled, renderer, None), "pairs.jsonl:1: prompt_conv"),
-        (lambda: held_out(comparisons, 1), "pairs.jsonl:1: prompt_conversation"),
-    ):
-        with pytest.raises(DataError, match=f"{said}.*: got an image, .*; expected text, or"):
-            refuse()
 
 
 def test_prompts_of_distillation_have_images(vision_tokenizer, folder):

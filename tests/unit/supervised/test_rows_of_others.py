@@ -13,7 +13,7 @@ from tinker_cookbook.exceptions import (
     DataFormatError,
     DataValidationError,
 )
-from tinker_cookbook.renderers import TrainOnWhat, has_thinking
+from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised.conversation_file import (
     read_conversation,
     read_conversations,
@@ -227,14 +227,6 @@ def test_tables_of_text_are_read_strictly(tmp_path, kind, text, word):
         read_conversations(path)
 
 
-def test_quotes_inside_of_text_and_rows_of_several_lines_pass(tmp_path):
-    (tmp_path / "rows.csv").write_text('question,answer\n5" long?,"a\n""b"""\n\nc,d\n')
-    assert read_conversations(tmp_path / "rows.csv") == [
-        dialogue('5" long?', 'a\n"b"'),
-        dialogue("c", "d"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "text", "word"),
     [
@@ -256,19 +248,6 @@ def test_json_that_loses_a_value_or_is_cut(tmp_path, name, text, word):
     (tmp_path / name).write_text(text)
     with pytest.raises(DataFormatError, match=word):
         read_conversations(tmp_path / name)
-
-
-def test_a_null_cell_and_columns_of_one_name_in_parquet(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns = {"prompt": ["a", "b"], "completion": ["c", None]}
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(DataFormatError, match=r"a\.parquet\[1\]: .*completion: got null, expected"):
-        read_conversations(tmp_path / "a.parquet")
-    pq.write_table(pa.table([["a"], ["b"]], ["prompt", "prompt"]), tmp_path / "a.parquet")
-    with pytest.raises(DataFormatError, match="got several values with the name 'prompt'"):
-        read_conversations(tmp_path / "a.parquet")
 
 
 def test_json_inside_of_parquet_and_folders_of_save_to_disk(tmp_path, tokenizer_folder, capsys):
@@ -323,15 +302,6 @@ def test_calls_and_results_of_sharegpt(shared_dir, tokenizer_folder, capsys):
     text = made.tokenizer.decode(train.get_batch(0)[-1].model_input.to_ints())
     assert '<tool_call>\n{"name": "search_recipes"' in text
     assert "<tool_response>" in text
-
-
-def test_reasoning_and_calls_in_parts(shared_dir, tokenizer_folder):
-    path = shared_dir / "data" / "llamafactory_demo" / "reason_tool_use_demo_50.jsonl"
-    made, train, _ = load(tokenizer_folder, path)
-    messages = [message for row in train.hf_dataset for message in row]
-    assert sum(len(m.get("tool_calls", ())) for m in messages) == 68
-    assert sum(has_thinking(m["content"]) for m in messages) == 112
-    assert made.tokenizer.decode(train.get_batch(0)[0].model_input.to_ints())
 
 
 # --- labels --------------------------------------------------------------------------------------
