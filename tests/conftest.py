@@ -49,6 +49,8 @@ LEAF_TESTS = (
     "rl/test_rl_bench",
     "sandbox/",
     "server/openai/test_chat_",
+    "server/openai/test_openai_constraints",
+    "server/openai/test_openai_responses",
     "server/test_server_bench",
     "supervised/test_data_report",
     "supervised/test_viz_sft_dataset",

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 from tinker_cookbook.official import MODULES
 
@@ -17,6 +23,7 @@ PACKAGE = REPO / "tinker_cookbook"
 LEAVES = tuple(
     f"tinker_cookbook.{name}"
     for name in (
+        "backends.server_probe",
         "capture",
         "chat",
         "doctor",
@@ -27,7 +34,13 @@ LEAVES = tuple(
         "official",
         "renderers.show",
         "runs",
+        "server.openai.constraints",
+        "server.openai.responses",
+        "structured_output",
+        "supervised.data_report",
+        "supervised.near_duplicates",
         "sweep",
+        "tool_use.mcp",
         "weights._gguf_",
         "weights._ollama",
         "weights.gguf",
@@ -108,6 +121,51 @@ def test_the_core_imports_no_leaf():
     assert wrong == set()
 
 
+# Imports every module of the core, trains a step of SL and of RL, and then needs a leaf.
+WITHOUT_LEAVES = """
+import asyncio, importlib, pathlib, sys
+from tinker_cookbook.backends import connect
+from tinker_cookbook.backends.engine_options import EngineSettings
+
+def imported(name):
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        cause = error.__cause__ or error  # a package that is not installed may be missing
+        if not isinstance(cause, ImportError) or str(cause.name).startswith("tinker_cookbook"):
+            raise
+
+model, folder = sys.argv[1:]
+for path in sorted(pathlib.Path("tinker_cookbook").rglob("*.py")):
+    if not {"recipes", "inside"} & set(path.parts) and path.stem not in ("__main__", "_serve"):
+        imported(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
+from recipes import rl_basic, sl_basic
+
+for program, own in ((sl_basic, {"batch_size": 2}), (rl_basic, {"num_test": 0})):
+    config = program.CLIConfig(
+        model_name=model, max_steps=1, eval_every=0, device="cpu", renderer_name="role_colon",
+        backend="local", log_path=f"{folder}/{program.__name__}", **own,
+    )
+    asyncio.run(program.main(config))
+connect("local", engine_settings=EngineSettings(base_dtype="nf4"))
+"""
+
+
+@pytest.mark.slow
+def test_the_core_works_without_the_leaves(tmp_path, stories_model):
+    shutil.copytree(PACKAGE, tmp_path / "tinker_cookbook", symlinks=True)
+    shutil.copytree(REPO / "recipes", tmp_path / "recipes")
+    for leaf in LEAVES:
+        path = tmp_path.joinpath(*leaf.split("."))
+        for found in [*path.parent.glob(f"{path.name}*")]:
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
+    arguments = [sys.executable, "-c", WITHOUT_LEAVES, stories_model, str(tmp_path / "runs")]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    last = done.stderr.strip().rpartition("\n")[2]
+    assert "base_dtype=nf4 needs tinker_cookbook.engine.extensions.quantized" in last, done.stderr
+
+
 def test_a_package_grows_only_with_its_entry_in_the_list():
     """Each entry is the number of lines that a package may have; a new total is a decision."""
     listed = json.loads((REPO / "tests" / "package_lines.json").read_text("utf-8"))
@@ -138,6 +196,7 @@ def test_the_engine_imports_only_itself_and_the_exceptions():
     allowed = (
         "tinker_cookbook.engine",
         "tinker_cookbook.exceptions",
+        "tinker_cookbook.leaves",
         "tinker_cookbook._process",
         "tinker_cookbook.image_processing_utils",  # the one decoder, and the models' processors
         "tinker_cookbook.image_text_processor",

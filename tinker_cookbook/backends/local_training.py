@@ -18,12 +18,12 @@ from tinker_cookbook.backends.protocols import CustomLoss
 from tinker_cookbook.engine.checkpoints.save_load import load_run, save_run
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore, Kind
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.extension import extension
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.run import PassRequest, TrainingRun
 from tinker_cookbook.engine.worker import Joinable
 from tinker_cookbook.exceptions import BackendError
+from tinker_cookbook.leaves import load_leaf
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -294,7 +294,7 @@ def _together(
     requests: Sequence[PassRequest],
 ) -> Iterator[tuple[int, types.ForwardBackwardOutput | Exception]]:
     """Computes passes of several clients; yields the index and the result of each."""
-    run_together = extension("joint", "joint_training").run_together
+    run_together = load_leaf("engine.extensions.joint", "joint_training").run_together
     for number, output in run_together(requests):
         failed = isinstance(output, Exception)
         yield number, output if failed else convert.loss_output_of(output)

@@ -27,7 +27,6 @@ from tinker_cookbook.engine.devices import (
     cpu_threads,
     free_memory_bytes,
 )
-from tinker_cookbook.engine.extension import extension
 from tinker_cookbook.engine.kernels import quantized_layout
 from tinker_cookbook.engine.memory import MemoryBudget
 from tinker_cookbook.engine.model.base_model import BaseModel
@@ -57,6 +56,7 @@ from tinker_cookbook.engine.training.run import TrainingRun
 from tinker_cookbook.engine.vision.processing import ImageReader, image_reader
 from tinker_cookbook.engine.worker import Joinable, Worker
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.leaves import load_leaf
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +103,9 @@ class Engine:
         # Before the worker starts, which must import nothing (see ``loading``), and before anything
         # is loaded, so that a missing package is reported.
         if self._joins_passes:
-            extension("joint", f"joint_training={joint}")
+            load_leaf("engine.extensions.joint", f"joint_training={joint}")
         if replay_router:
-            extension("router_replay", "replay_router=true")
+            load_leaf("engine.extensions.router_replay", "replay_router=true")
         quantized_layout(self.base_dtype)
         import_library(self.choice.device)
         self._models: dict[Path, BaseModel] = {}
@@ -262,7 +262,7 @@ class Engine:
         name, reason = settings.choose(device.type)
         if name != "builtin":
             try:
-                vllm = extension("vllm.sampler", f"sampler={name}")
+                vllm = load_leaf("engine.extensions.vllm.sampler", f"sampler={name}")
                 self.external = vllm.VLLMSampler(settings, device, self.choice.dtype, self.submit)
             except ConfigurationError:
                 self.close()

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.engine.extension import extension
 from tinker_cookbook.engine.model.resolve import ResolvedModel
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.leaves import load_leaf
 
 if TYPE_CHECKING:
     from tinker_cookbook.engine.model.base_model import BaseModel
@@ -31,7 +31,7 @@ def join() -> None:
     """
     with _joining:
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            extension("parallel.join", "torchrun").join()
+            load_leaf("engine.extensions.parallel.join", "torchrun").join()
 
 
 class Processes:

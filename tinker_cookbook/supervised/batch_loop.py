@@ -29,8 +29,8 @@ from tinker_cookbook.backends import Future, TrainingClient
 from tinker_cookbook.display import TrainingProgress, print_example
 from tinker_cookbook.eval.evaluators import Evaluator, EvaluatorBuilder
 from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.leaves import find_leaf
 from tinker_cookbook.run.paths import local_path
-from tinker_cookbook.supervised.data_report import make_report
 from tinker_cookbook.supervised.held_out_answers import show_answers
 from tinker_cookbook.supervised.prefetch import Prefetcher
 from tinker_cookbook.supervised.row_datasets import trained_batch
@@ -173,10 +173,11 @@ async def train_batches(
             return
         # A resumed run already has its report. Find errors in the data before a model is loaded.
         report = None
-        if config.data_report and session.start_step == 0:
+        reporting = find_leaf("supervised.data_report")
+        if config.data_report and session.start_step == 0 and reporting is not None:
             with activity().phase("checking the data"):
                 report = await asyncio.to_thread(
-                    make_report, train_set, test_set, config.data_report
+                    reporting.make_report, train_set, test_set, config.data_report
                 )
         client = await session.start(schedule.total_steps)
         if report is not None:

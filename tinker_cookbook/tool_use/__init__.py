@@ -11,16 +11,15 @@ from tinker_cookbook.tool_use.agent_tool_message_env import (
 from tinker_cookbook.tool_use.episode import ToolCallRecord, ToolEpisode
 from tinker_cookbook.tool_use.execution import ToolSettings, ToolUnavailableError
 from tinker_cookbook.tool_use.groups import ToolGroupBuilder
-from tinker_cookbook.tool_use.mcp import MCPTools, mcp_tools
 from tinker_cookbook.tool_use.recording import ToolJournal
 from tinker_cookbook.tool_use.results import error_tool_result, simple_tool_result
 from tinker_cookbook.tool_use.tools import FunctionTool, handle_tool_call, tool
 from tinker_cookbook.tool_use.types import Tool, ToolInput, ToolResult, ToolSpec
+from tinker_cookbook.utils.imports import lazy_exports
 
 __all__ = [
     "AgentToolMessageEnv",
     "FunctionTool",
-    "MCPTools",
     "Tool",
     "ToolCallRecord",
     "ToolEpisode",
@@ -34,7 +33,9 @@ __all__ = [
     "build_agent_tool_env",
     "error_tool_result",
     "handle_tool_call",
-    "mcp_tools",
     "simple_tool_result",
     "tool",
 ]
+
+# MCP is a leaf.
+__getattr__ = lazy_exports(__name__, dict.fromkeys(("MCPTools", "mcp_tools"), f"{__name__}.mcp"))

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tinker_cookbook.leaves import load_leaf
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder
 from tinker_cookbook.tool_use.agent_tool_message_env import RewardFn, build_agent_tool_env
-from tinker_cookbook.tool_use.mcp import MCPTools, Source, mcp_tools
 from tinker_cookbook.tool_use.types import Tool
 
 
@@ -35,20 +35,21 @@ class ToolGroupBuilder(EnvGroupBuilder):
     reward_fn: RewardFn
     group_size: int
     tools: Callable[[], Sequence[Tool]] = list
-    mcp: Sequence[Source] = ()
+    mcp: Sequence[Any] = ()
     mcp_options: Mapping[str, Any] = field(default_factory=dict)
     system_prompt: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     tags: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        self._open: list[MCPTools] = []
+        self._open: list[Any] = []
 
     async def make_envs(self) -> Sequence[Env]:
         """Connects to the servers and returns all episodes."""
         try:
             for source in self.mcp:
-                self._open.append(await mcp_tools(source, **self.mcp_options))
+                mcp = load_leaf("tool_use.mcp", "mcp")
+                self._open.append(await mcp.mcp_tools(source, **self.mcp_options))
         except BaseException:
             await self.cleanup()
             raise

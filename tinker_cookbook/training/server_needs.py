@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tinker_cookbook.backends import Connection, TrainingClient
-from tinker_cookbook.backends.server_probe import ServerProbe, is_own_server
 from tinker_cookbook.engine.model.resolve import base_name
 from tinker_cookbook.exceptions import BackendError
+from tinker_cookbook.leaves import find_leaf
 
 ELSEWHERE = "or use backend=local, the hosted API or our own server, which have it (docs/scale.md)"
 
@@ -42,12 +43,13 @@ class ServerCheck:
     def __init__(self, connection: Connection, model_name: str) -> None:
         self.lines: list[str] = []
         self.missing: frozenset[str] = frozenset()
-        self._probe: ServerProbe | None = None
+        self._probe: Any = None
         url = connection.target[1] or os.environ.get("TINKER_BASE_URL")
         # The hosted service and this package's server have all features, so do not probe them.
         remote = connection.kind == "tinker" and not connection.is_hosted_service
-        if remote and url and not is_own_server(url):
-            self._probe = ServerProbe(url, connection.service, base_name(model_name))
+        probing = find_leaf("backends.server_probe") if remote and url else None
+        if probing is not None and not probing.is_own_server(url):
+            self._probe = probing.ServerProbe(url, connection.service, base_name(model_name))
 
     async def check_model(self) -> None:
         """Raises ``BackendError`` if the server lists models without the run's model."""

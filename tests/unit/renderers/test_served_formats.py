@@ -17,8 +17,7 @@ from test_families import CASES, TOOLS, load  # noqa: F401 - a fixture
 from tinker_cookbook.renderers import ToolCall
 from tinker_cookbook.renderers.core.messages import ensure_list
 from tinker_cookbook.server.openai.completions import ChatChoice, chat_prompt
-from tinker_cookbook.server.openai.constraints import CallPolicy
-from tinker_cookbook.server.openai.protocol import Tool
+from tinker_cookbook.server.openai.protocol import CallPolicy, Tool
 from tinker_cookbook.server.openai.sampling import SamplingOptions
 from tinker_cookbook.server.openai.text import SampledToken
 

@@ -15,8 +15,7 @@ from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.renderers import Message, ParseTermination, Renderer, ToolSpec
 from tinker_cookbook.server.bodies import Json
 from tinker_cookbook.server.openai.completions import answer_of, chat_prompt
-from tinker_cookbook.server.openai.constraints import CallPolicy
-from tinker_cookbook.server.openai.protocol import ApiError, ChatBody
+from tinker_cookbook.server.openai.protocol import ApiError, CallPolicy, ChatBody
 
 # What the hosted service, Anthropic's API and the bundled engine say of a prompt that is too long.
 _TOO_LONG = re.compile(

@@ -1,2 +1,2 @@
 """Optional parts of the engine: vLLM, several processes, joint passes, quantised bases, router
-replay. The engine loads them only by ``engine.extension``, when a setting asks for one."""
+replay. The engine loads one only when a setting asks for it."""

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from tinker_cookbook.engine.extension import extension
 from tinker_cookbook.engine.kernels.cpu import elementwise as _on_cpu
 from tinker_cookbook.engine.kernels.cpu.attention import PagedAttention, page_tokens
 from tinker_cookbook.engine.kernels.cpu.huge_pages import zeros_in_huge_pages
@@ -45,6 +44,7 @@ from tinker_cookbook.engine.kernels.experts import (
     gathered_experts,
 )
 from tinker_cookbook.engine.kernels.fusing import FusedRotary, fuse_with
+from tinker_cookbook.leaves import load_leaf
 
 __all__ = [
     "ExpertRows",
@@ -77,7 +77,8 @@ def quantized_layout(base_dtype: str) -> MakeLayout | None:
     """
     if base_dtype == "auto":
         return None
-    return extension("quantized", f"base_dtype={base_dtype}").quantized_layout(base_dtype)
+    quantized = load_leaf("engine.extensions.quantized", f"base_dtype={base_dtype}")
+    return quantized.quantized_layout(base_dtype)
 
 
 def fuse(model: Any, dtype: torch.dtype) -> FusedRotary:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tinker_cookbook.engine.activations import activation_bytes_per_token
-from tinker_cookbook.engine.extension import extension
 from tinker_cookbook.engine.kernels import (
     StepList,
     fuse,
@@ -61,6 +60,7 @@ from tinker_cookbook.engine.vision.images import is_image
 from tinker_cookbook.engine.vision.probe import Probe, difference, probe_of, whole_probe
 from tinker_cookbook.engine.vision.tower import VisionTower, has_vision
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
+from tinker_cookbook.leaves import load_leaf
 
 _ATTN = re.compile(r"\.(self_attn|attn|attention|self_attention|linear_attn)\.")
 _MLP = re.compile(r"\.(mlp|feed_forward|block_sparse_moe)\.")
@@ -141,7 +141,7 @@ class BaseModel:
         self._check(probe, expected, hidden)
         self._admit_images(whole_probe(name, folder, device))
         if quantized:
-            tables = extension("quantized", f"base_dtype={base_dtype}")
+            tables = load_leaf("engine.extensions.quantized", f"base_dtype={base_dtype}")
             self.head = replace(self.head, weight=tables.quantize_tables(model))
         if device.type == "cpu":
             leave_file(model, whole_parameters(model).values())
@@ -210,7 +210,7 @@ class BaseModel:
     @torch.no_grad()
     def _made_replayable(self, text: np.ndarray) -> ChoiceStore:
         tokens = torch.from_numpy(text).to(self.device)[None]
-        make = extension("router_replay", "replay_router=true").RouterReplay
+        make = load_leaf("engine.extensions.router_replay", "replay_router=true").RouterReplay
         replay = make(self._model, self._active, lambda: self.hidden(tokens))
         if self.kv_shapes is None:
             raise ConfigurationError(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from tinker_cookbook.server.openai import completions, generate, models, responses
+from tinker_cookbook.leaves import find_leaf
+from tinker_cookbook.server.openai import completions, generate, models
 
 PREFIX = "/oai/api/v1"
 # Clients of vLLM use ``/v1``; ``/inference/v1/generate`` is relative to its parent path.
@@ -19,9 +20,11 @@ HOSTED_PREFIX = "/services/tinker-prod/oai/api/v1"
 ALIASES = (ROOT_PREFIX, HOSTED_PREFIX)
 ERROR_PREFIXES = ("/oai/", f"{ROOT_PREFIX}/", "/inference/", "/services/")
 
+_responses = find_leaf("server.openai.responses")
+_parts = [models.router, completions.router, *([_responses.router] if _responses else [])]
 router = APIRouter(tags=["openai"])
 for _prefix, _documented in ((PREFIX, True), (ROOT_PREFIX, False), (HOSTED_PREFIX, False)):
-    for _part in (models.router, completions.router, responses.router):
+    for _part in _parts:
         router.include_router(_part, prefix=_prefix, include_in_schema=_documented)
     _above = _prefix.removesuffix("/v1")
     router.include_router(generate.router, prefix=_above, include_in_schema=_documented)

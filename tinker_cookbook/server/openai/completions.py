@@ -12,6 +12,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from tinker import types
 
+from tinker_cookbook.leaves import load_leaf
 from tinker_cookbook.renderers import (
     Message,
     Renderer,
@@ -28,16 +29,18 @@ from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader
 from tinker_cookbook.server.access import ApiUserDep
 from tinker_cookbook.server.bodies import Json, json_body_schema, read_json
 from tinker_cookbook.server.keys import ApiUser
-from tinker_cookbook.server.openai.constraints import (
+from tinker_cookbook.server.openai.images import IMAGE_PARTS, image_url, prepare
+from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader, renderer_of
+from tinker_cookbook.server.openai.protocol import (
+    ApiError,
     CallPolicy,
-    chat_mask,
-    completion_mask,
+    ChatBody,
+    CompletionBody,
+    SamplingBody,
+    Tool,
     format_options,
     tool_spec,
 )
-from tinker_cookbook.server.openai.images import IMAGE_PARTS, image_url, prepare
-from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader, renderer_of
-from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, CompletionBody, Tool
 from tinker_cookbook.server.openai.sampling import (
     Choice,
     ResponseWriter,
@@ -71,7 +74,7 @@ def _prepare_completions(
     single = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
     prompts: Any = [body.prompt] if single else body.prompt
     model = loader.load(owner, body.model)
-    mask = completion_mask(body, model)
+    mask = _constraints(body).completion_mask(body, model) if body.constrains_text else None
     options = SamplingOptions.of(body, model, max(1, max_tokens), body.logprobs, mask=mask)
     options = replace(options, best_of=_best_of(body, options.num_samples))
     quota = loader.state.sample_quota(owner)
@@ -91,6 +94,11 @@ def _prepare_completions(
     samples = SampleStream(quota, options, inputs, score)
     names = "cmpl", "text_completion", "text_completion"
     return ResponseWriter(body, *names, choices, samples, discard_tokens=max_tokens == 0)
+
+
+def _constraints(body: SamplingBody) -> Any:
+    setting = "response_format" if body.constrains_text else "tool_choice"
+    return load_leaf("server.openai.constraints", setting)
 
 
 def _best_of(body: CompletionBody, num_samples: int) -> int | None:
@@ -221,7 +229,9 @@ def prepare_chat(loader: ModelLoader, owner: ApiUser, body: ChatBody) -> Respons
     renderer = renderer_of(model, body.renderer_name, format_options(body))
     prompt = chat_prompt(renderer, body.messages, body.tools or [])
     calls = CallPolicy.of(body)
-    mask = chat_mask(body, calls, renderer, model.eos_ids)
+    mask = None
+    if body.constrains_text or calls.constrains:
+        mask = _constraints(body).chat_mask(body, calls, renderer, model.eos_ids)
     # Default: as many tokens as the context has space for.
     # OpenAI renamed max_tokens; the newer name takes precedence.
     newer = body.max_completion_tokens

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from tinker_cookbook.renderers import Renderer, ToolCall, ToolSpec
-from tinker_cookbook.renderers.core.tool_calls import typed_call
+from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.server.bodies import Json
 from tinker_cookbook.server.openai.models import LoadedModel
-from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, SamplingBody, Tool
+from tinker_cookbook.server.openai.protocol import (
+    ApiError,
+    CallPolicy,
+    ChatBody,
+    SamplingBody,
+    Tool,
+)
 from tinker_cookbook.structured_output import (
     ANY_OBJECT,
     AnswerRule,
@@ -24,77 +28,6 @@ from tinker_cookbook.structured_output import (
     json_rule,
     regex_rule,
 )
-
-
-@dataclass(frozen=True)
-class CallPolicy:
-    """Tool calls that an answer may have: the allowed ``tools``, and the number of calls."""
-
-    use: ToolUse = "auto"
-    tools: Sequence[Tool] = ()
-    parallel: bool = True
-    named: bool = False
-
-    @classmethod
-    def of(cls, body: ChatBody) -> CallPolicy:
-        """Returns the policy of a request; raises ``ApiError`` for an invalid ``tool_choice``."""
-        tools, choice = body.tools or [], body.tool_choice
-        parallel = body.parallel_tool_calls is not False
-        if choice in (None, "auto") or (choice == "none" and not tools):
-            return cls("auto", tools, parallel)
-        if choice == "none":
-            return cls("none", tools)
-        if not tools:
-            raise ApiError(
-                f"tool_choice: got {json.dumps(choice)} without tools; give tools, or leave it out",
-                param="tool_choice",
-            )
-        if choice == "required":
-            return cls("required", tools, parallel)
-        name = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
-        named = [tool for tool in tools if tool.function.name == name]
-        if not named:
-            known = ", ".join(tool.function.name for tool in tools)
-            raise ApiError(
-                f"tool_choice: got {json.dumps(choice)[:80]}, expected auto, none, required, or "
-                f'{{"type": "function", "function": {{"name": …}}}} with one of {known}',
-                param="tool_choice",
-            )
-        return cls("required", named, parallel=False, named=True)
-
-    @property
-    def constrains(self) -> bool:
-        """Whether sampling has to be constrained for the calls."""
-        strict = any(tool.function.strict for tool in self.tools)
-        return bool(self.tools) and (self.use != "auto" or strict)
-
-    def split(self, calls: Sequence[ToolCall]) -> tuple[Sequence[ToolCall], str]:
-        """Returns the allowed calls of an answer, and the text of forbidden calls.
-
-        Calls after the first are dropped without ``parallel``.
-        """
-        if self.use == "none":
-            return [], "".join(call.function.model_dump_json() for call in calls)
-        schemas = {tool.function.name: tool.function.parameters for tool in self.tools}
-        typed = [typed_call(call, schemas.get(call.function.name)) for call in calls]
-        return (typed if self.parallel else typed[:1]), ""
-
-
-def tool_spec(tool: Tool) -> ToolSpec:
-    """Returns the declaration of a tool for renderers."""
-    return ToolSpec(
-        name=tool.function.name,
-        description=tool.function.description or "",
-        parameters=tool.function.parameters or {"type": "object", "properties": {}},
-    )
-
-
-def format_options(body: ChatBody) -> dict[str, Any]:
-    """Returns the options of the chat format that a request sets."""
-    options = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        options["reasoning_effort"] = body.reasoning_effort
-    return options
 
 
 def chat_mask(
