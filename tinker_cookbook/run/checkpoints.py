@@ -7,9 +7,8 @@ which the resumed run overwrites.
 ``"batch": k`` means that exactly k optimizer updates are in the checkpoint. Operations of a
 training client run in the order in which they were *submitted*, so a save must be submitted right
 after the last update that it includes and before the next batch: :meth:`RunCheckpoints.due` returns
-whether one is due after an update that has been submitted, :meth:`RunCheckpoints.submit` submits
-it, and :meth:`RunCheckpoints.commit` waits for it and appends the line. The loops of this package
-use these. A loop that waits for each step is simpler with ``CheckpointManager``.
+whether one is due after an update that has been submitted, and :meth:`RunCheckpoints.save_async`
+submits it, waits for it and appends the line.
 
 Code that is offered blocking and awaitable has one body: a generator that yields each backend
 future it waits for and is sent the result, or thrown the error. :func:`run_blocking` and
@@ -263,10 +262,8 @@ def save_checkpoint(
 
     Arguments and errors as in :func:`submit_checkpoint` and :class:`PendingCheckpoint`.
     """
-    pending = submit_checkpoint(
-        training_client, name, log_path, loop_state, kind, ttl_seconds, store
-    )
-    return paths_of(pending.commit())
+    place = (log_path, loop_state, kind, ttl_seconds, store)
+    return paths_of(submit_checkpoint(training_client, name, *place).commit())
 
 
 async def save_checkpoint_async(
@@ -279,10 +276,8 @@ async def save_checkpoint_async(
     store: Any = None,
 ) -> dict[str, str]:
     """As :func:`save_checkpoint`, awaitable. The save is submitted when the coroutine starts."""
-    pending = submit_checkpoint(
-        training_client, name, log_path, loop_state, kind, ttl_seconds, store
-    )
-    return paths_of(await pending.commit_async())
+    place = (log_path, loop_state, kind, ttl_seconds, store)
+    return paths_of(await submit_checkpoint(training_client, name, *place).commit_async())
 
 
 def paths_of(record: CheckpointRecord) -> dict[str, str]:
@@ -386,13 +381,16 @@ class RunCheckpoints:
         self._reasons[step] = reason
         return reason
 
-    def submit(
+    async def save_async(
         self, step: int, epoch: int, reason: SaveReason, loop_state: Mapping[str, Any] | None = None
-    ) -> PendingCheckpoint:
-        """Submits the save that closes update ``step``; ``commit`` it afterwards.
+    ) -> CheckpointRecord:
+        """Saves what closes update ``step``, appends its line, then deletes what it replaces.
 
+        These are the rolling checkpoints before it, and the best ones before the newest best one.
         ``loop_state`` adds keys to the line; ``save_every_tokens`` counts its
         ``cumulative_tokens``.
+
+        Errors as :meth:`PendingCheckpoint.commit_async`; a deletion that fails is only logged.
         """
         state = {"batch": step, "epoch": epoch, **(loop_state or {})}
         policy = self.policy
@@ -414,56 +412,28 @@ class RunCheckpoints:
         # Not under one name: the best so far must exist until the line of the new one is written.
         if reason == "best":
             name = f"{BEST_NAME}-{name}"
-        return submit_checkpoint(self._client, name, self._log_path, state, kind, ttl)
-
-    async def save_async(
-        self, step: int, epoch: int, reason: SaveReason, loop_state: Mapping[str, Any] | None = None
-    ) -> CheckpointRecord:
-        """Submits and commits at once."""
-        return await self.commit_async(self.submit(step, epoch, reason, loop_state))
-
-    def save(
-        self, step: int, epoch: int, reason: SaveReason, loop_state: Mapping[str, Any] | None = None
-    ) -> CheckpointRecord:
-        """As :meth:`save_async`, for code without an event loop."""
-        return self.commit(self.submit(step, epoch, reason, loop_state))
-
-    async def commit_async(self, pending: PendingCheckpoint) -> CheckpointRecord:
-        """Waits for the save, appends its line, then deletes the checkpoints that it replaces.
-
-        These are the rolling ones before it, and the best ones before the newest best one.
-
-        Errors as :meth:`PendingCheckpoint.commit_async`; a deletion that fails is only logged.
-        """
-        return await run_async(self._commit_steps(pending))
-
-    def commit(self, pending: PendingCheckpoint) -> CheckpointRecord:
-        """As :meth:`commit_async`, for code without an event loop."""
-        return run_blocking(self._commit_steps(pending))
-
-    def _commit_steps(
-        self, pending: PendingCheckpoint
-    ) -> Generator[Future[Any], Any, CheckpointRecord]:
+        pending = submit_checkpoint(self._client, name, self._log_path, state, kind, ttl)
         # First the new line, then deletions: at any time a checkpoint to resume from is listed.
-        record = yield from pending.commit_steps()
-        if self._rest_client is None:
-            return record
+        record = await pending.commit_async()
+        if self._rest_client is not None:
+            await self._delete_replaced(self._rest_client, record.batch or 0)
+        return record
+
+    async def _delete_replaced(self, rest_client: RestClient, step: int) -> None:
         listed = load_checkpoints_file(self._log_path)
         best = max((old.batch or 0 for old in listed if old.extra.get("best")), default=0)
         for old in listed:
             # A killed process may have left an older best one, too.
-            before = best if old.extra.get("best") else record.batch or 0
+            before = best if old.extra.get("best") else step
             replaceable = old.extra.get("rolling") or old.extra.get("best")
-            # The line of a later save may be written already.
             if not replaceable or (old.batch or 0) >= before:
                 continue
             for path in paths_of(old).values():
                 try:
-                    yield self._rest_client.delete_checkpoint_from_tinker_path(path)
+                    await rest_client.delete_checkpoint_from_tinker_path(path)
                 except Exception as error:  # a leftover costs disk space, not the run
                     logger.warning("checkpoint %s was not deleted: %s", path, error)
             # Its line is removed in either case: it is superseded, and one attempt is enough.
             lines = self._log_path / CHECKPOINTS_FILE
             state_path = old.state_path
             trim_rows(lines, lambda row, path=state_path: row.get("state_path") != path)
-        return record

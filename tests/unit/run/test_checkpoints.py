@@ -19,6 +19,7 @@ from tinker_cookbook.checkpoint_utils import (
     load_checkpoints_file,
     save_checkpoint,
     save_checkpoint_async,
+    submit_checkpoint,
 )
 from tinker_cookbook.exceptions import (
     CheckpointError,
@@ -112,14 +113,8 @@ def test_both_spellings_return_paths_and_overwrite(tmp_path):
     state = {"batch": 3, "epoch": 1, "note": "x"}
     paths = save_checkpoint(client, "000003", tmp_path, state, "both", ttl_seconds=3600)
     again = asyncio.run(save_checkpoint_async(client, "000003", tmp_path, state, "both", 3600))
-    assert (
-        paths
-        == again
-        == {
-            "state_path": "tinker://run/weights/000003",
-            "sampler_path": "tinker://run/sampler_weights/000003",
-        }
-    )
+    of = {"state_path": "weights", "sampler_path": "sampler_weights"}
+    assert paths == again == {key: f"tinker://run/{kind}/000003" for key, kind in of.items()}
     assert client.calls[0] == ("state", "000003", 0, 3600, True)
     assert lines(tmp_path)[0] == lines(tmp_path)[1] == {"name": "000003", **state, **paths}
 
@@ -134,19 +129,13 @@ def test_a_failed_save_lists_nothing(tmp_path):
     assert [row["name"] for row in lines(tmp_path)] == ["000001"]
 
 
-def test_a_checkpoint_holds_the_updates_it_says_with_batches_in_flight(tmp_path):
-    """A loop that runs two updates ahead of what it has awaited."""
+def test_a_save_holds_the_updates_submitted_before_it(tmp_path):
     client = RecordingClient()
     manager = RunCheckpoints(client, tmp_path, SavePolicy(save_every=5), total_steps=12)
-    in_flight = []
     for step in range(1, 13):
         client.optim_step()
-        reason = manager.due(step)
-        in_flight.append(reason and manager.submit(step, 0, reason, {"note": step}))
-        if len(in_flight) > 2 and (pending := in_flight.pop(0)):
-            manager.commit(pending)
-    for pending in filter(None, in_flight):
-        manager.commit(pending)
+        if reason := manager.due(step):
+            asyncio.run(manager.save_async(step, 0, reason, {"note": step}))
     held = {(name, updates) for _, name, updates, *_ in client.calls}
     assert held == {("000005", 5), ("000010", 10), ("final", 12)}
     assert [(r["batch"], r["note"], r.get("final")) for r in lines(tmp_path)] == [
@@ -165,7 +154,7 @@ def saved_steps(policy: SavePolicy, tmp_path, start=0, tokens_done=0, stop=20) -
         assert manager.due(step, tokens) == manager.due(step, tokens)  # asking changes nothing
         reason = manager.due(step, tokens)
         if reason:
-            manager.save(step, 0, reason, {"cumulative_tokens": tokens})
+            asyncio.run(manager.save_async(step, 0, reason, {"cumulative_tokens": tokens}))
             steps.append(step)
     return steps
 
@@ -190,7 +179,7 @@ def test_saving_by_seconds(tmp_path):
     for step in range(1, 11):
         now[0] += 25
         if reason := manager.due(step):
-            manager.submit(step, 0, reason)
+            asyncio.run(manager.save_async(step, 0, reason))
             saved.append(step)
     assert saved == [3, 6, 9]
 
@@ -222,11 +211,10 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
 from test_checkpoints import RecordingClient
-from tinker_cookbook.checkpoint_utils import RunCheckpoints, SavePolicy
+from tinker_cookbook.checkpoint_utils import save_checkpoint, submit_checkpoint
 
-manager = RunCheckpoints(RecordingClient(), sys.argv[1], SavePolicy(save_every=1), 100)
-manager.save(1, 0, "periodic")
-pending = manager.submit(2, 0, "periodic")
+save_checkpoint(RecordingClient(), "000001", sys.argv[1], {"batch": 1})
+pending = submit_checkpoint(RecordingClient(), "000002", sys.argv[1], {"batch": 2})
 [future.result() for future in pending.futures.values()]  # saved, but not listed
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -248,9 +236,9 @@ def test_on_the_local_backend_a_saved_name_is_saved_over_and_loads(tmp_path, sto
     rest = service.create_rest_client()
     manager = RunCheckpoints(client, tmp_path, policy, 3, rest_client=rest)
     asyncio.run(manager.save_async(1, 0, "rolling"))
-    manager.submit(2, 0, "rolling").futures["state_path"].result()  # a crash before the line
+    submit_checkpoint(client, "000002", tmp_path, {}).futures["state_path"].result()  # no line
     asyncio.run(manager.save_async(2, 0, "rolling"))
-    manager.save(3, 1, "final")
+    asyncio.run(manager.save_async(3, 1, "final"))
     record = get_last_checkpoint(tmp_path)
     assert (record.name, record.batch, record.final) == ("final", 3, True)
     run_id = client.get_info().model_id
