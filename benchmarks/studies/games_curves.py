@@ -9,9 +9,7 @@ from matplotlib.figure import Figure
 
 PANELS = (
     ("tictactoe", "test/env/all/loss", "tic-tac-toe: lost against the optimal player"),
-    ("tictactoe", "league/score_vs_random", "tic-tac-toe: points against random moves"),
-    ("kuhn", "kuhn/exploitability_of_average", "Kuhn poker: exploitability of the pool, chips"),
-    ("kuhn", "kuhn/exploitability", "Kuhn poker: exploitability of the weights, chips"),
+    ("tictactoe", "test/env/all/draw", "tic-tac-toe: draws against the optimal player"),
 )
 LABELS = {
     "0": "seed 0",
@@ -28,8 +26,8 @@ def main() -> None:
     """One panel a measure, one line a run."""
     here = Path(__file__).parents[2] / "docs" / "benchmarks"
     points = pd.read_json(here / "games.jsonl", lines=True, dtype={"run": str})
-    figure = Figure(figsize=(13, 6.4), layout="constrained")
-    for axes, (game, measure, title) in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
+    figure = Figure(figsize=(13, 3.4), layout="constrained")
+    for axes, (game, measure, title) in zip(figure.subplots(1, 2), PANELS, strict=True):
         for run, label in LABELS.items():
             line = points[(points["game"] == game) & (points["run"] == run)]
             line = line[line[measure].notna()]

@@ -1,9 +1,8 @@
-"""Self-play in two games with a very small model: `games_runs.py FOLDER`.
+"""Self-play in tic-tac-toe with a very small model: `games_runs.py FOLDER`.
 
-For each game a model of `text_arena.tiny_model`, then runs of three seeds, one with random rewards,
-and self-play without the pool; for tic-tac-toe also two runs that end without losses, whose
-snapshots `tictactoe_losses.py` checks. FOLDER/games.jsonl gets a line for each measured step. What
-is finished is not run again.
+A model of `text_arena.tiny_model`, then runs of three seeds, one with random rewards, self-play
+without the pool, and two runs that end without losses, whose snapshots `tictactoe_losses.py`
+checks. FOLDER/games.jsonl gets a line for each measured step. What is finished is not run again.
 """
 
 from __future__ import annotations
@@ -17,45 +16,18 @@ from typing import Any
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 
 RECIPE = "recipes.multiplayer_rl.text_arena"
-GAMES: dict[str, dict[str, Any]] = {
-    "tictactoe": {"game_name": "TicTacToe-v0-train"},
-    "kuhn": {"game_name": "KuhnPoker-v0", "game_options.max_rounds": 1},
-}
-RUN: dict[str, dict[str, Any]] = {
-    "tictactoe": {
-        "opponents": "self,pool,optimal",
-        "test_opponent": "optimal",
-        "league_opponents": "random,optimal",
-        "batch_size": 256,
-        "group_size": 16,
-        "learning_rate": 4e-3,
-        "lora_rank": 32,
-        "snapshot_every": 10,
-        "eval_every": 5,
-        "num_test_datapoints": 100,
-        "league_games": 32,
-        "max_steps": 100,
-    },
-    "kuhn": {
-        "score": "chips",
-        "test_opponent": "optimal",
-        "league_opponents": "random,optimal",
-        "batch_size": 512,
-        "group_size": 16,
-        "learning_rate": 1e-3,
-        # Without the penalty some moves are no longer sampled, and their values no longer learned.
-        "kl_penalty_coef": 0.1,
-        "lora_rank": 32,
-        "snapshot_every": 2,
-        "pool_size": 100,
-        "league_games": 0,
-        "eval_every": 0,
-        "max_steps": 100,
-    },
-}
-MODEL: dict[str, dict[str, Any]] = {
-    "tictactoe": {"steps": 1000, "num_games": 3000},
-    "kuhn": {"steps": 500, "optimal_share": 0.3, "num_games": 2000},
+RUN: dict[str, Any] = {
+    "game_name": "TicTacToe-v0-train",
+    "opponents": "self,pool,optimal",
+    "test_opponent": "optimal",
+    "batch_size": 256,
+    "group_size": 16,
+    "learning_rate": 4e-3,
+    "lora_rank": 32,
+    "snapshot_every": 10,
+    "eval_every": 5,
+    "num_test_datapoints": 100,
+    "max_steps": 100,
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "0": {"seed": 0},
@@ -75,48 +47,35 @@ NO_LOSSES: dict[str, Any] = {
     "eval_temperature": 0.0,
     "num_test_datapoints": 400,
 }
-MORE: dict[str, dict[str, dict[str, Any]]] = {
-    "tictactoe": {f"no losses {seed}": {**NO_LOSSES, "seed": seed} for seed in (0, 1)},
-}
-MEASURES = (
-    "test/env/all/loss",
-    "test/env/all/draw",
-    "test/env/all/illegal_move",
-    "league/score_vs_random",
-    "league/losses_vs_optimal",
-    "league/elo",
-    "kuhn/exploitability",
-    "kuhn/exploitability_of_average",
-    "kuhn/value_first",
-)
+MEASURES = ("test/env/all/loss", "test/env/all/draw", "test/env/all/illegal_move")
 
 
-def main(folder: Path, games: list[str]) -> None:
+def main(folder: Path) -> None:
     """All runs, in turn, and their points."""
-    for game in games:
-        model = folder / f"{game}-model"
-        if not (model / "model.safetensors").exists():
-            command(f"{RECIPE}.tiny_model", output=model, **GAMES[game], **MODEL[game])
-        for name, variant in (VARIANTS | MORE.get(game, {})).items():
-            log_path = folder / game / name.replace(" ", "-")
-            last = get_last_checkpoint(str(log_path))
-            if last is None or not last.final:
-                settings = {**GAMES[game], **RUN[game], **variant}
-                command(
-                    f"{RECIPE}.train",
-                    model_name=model,
-                    renderer_name="role_colon",
-                    show_rules=False,
-                    max_tokens=1,
-                    dtype="float32",
-                    backend="local",
-                    log_path=log_path,
-                    behavior_if_log_dir_exists="resume",
-                    save_every=20,
-                    num_groups_to_log=0,
-                    rollout_json_export=False,
-                    **settings,
-                )
+    model = folder / "tictactoe-model"
+    if not (model / "model.safetensors").exists():
+        command(f"{RECIPE}.tiny_model", output=model, steps=1000, num_games=3000)
+    more = {f"no losses {seed}": {**NO_LOSSES, "seed": seed} for seed in (0, 1)}
+    for name, variant in (VARIANTS | more).items():
+        log_path = folder / "tictactoe" / name.replace(" ", "-")
+        last = get_last_checkpoint(str(log_path))
+        if last is None or not last.final:
+            settings = {**RUN, **variant}
+            command(
+                f"{RECIPE}.train",
+                model_name=model,
+                renderer_name="role_colon",
+                show_rules=False,
+                max_tokens=1,
+                dtype="float32",
+                backend="local",
+                log_path=log_path,
+                behavior_if_log_dir_exists="resume",
+                save_every=20,
+                num_groups_to_log=0,
+                rollout_json_export=False,
+                **settings,
+            )
         collect(folder)
 
 
@@ -141,4 +100,4 @@ def collect(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or list(GAMES))
+    main(Path(sys.argv[1]))

@@ -75,12 +75,12 @@ def share_lost(policy: Policy, seat: int) -> float:
         """Positions in which the policy moves, and their prompts."""
         for moves, share in positions.items():
             game = game_after(moves)
-            if game is None or game.done:
+            if game is None or game.game_done:
                 # Only the policy makes illegal moves.
-                lost += share * (game is None or game.rewards()[seat] < 0)
+                lost += share * (game is None or game.reward(seat) < 0)
                 continue
             text = game.observe()
-            if game.turn == seat:
+            if game.current_player_id == seat:
                 waiting[moves] = text
             else:
                 best = best_moves(read_board(text), own_mark(text))

@@ -55,9 +55,8 @@ class CLIConfig(SearchKeys, train.Config):
         """Returns the questions and the index of the documents."""
         # The default limit is longer than the context of small models.
         limits = (self.max_trajectory_tokens, resolve_max_length(self.model_name, None))
-        shared = self.values_of(SearchSettings) | {
-            "max_trajectory_tokens": min((n for n in limits if n is not None), default=None)
-        }
+        shared = self.values_of(SearchSettings)
+        shared["max_trajectory_tokens"] = min((n for n in limits if n is not None), default=None)
         return SearchR1DatasetBuilder(
             model_name_for_tokenizer=self.model_name,
             renderer_name=self.renderer,

@@ -9,7 +9,7 @@ import pytest
 
 from recipes.harbor_rl import eval as harbor_eval
 from recipes.multiplayer_rl.text_arena import play
-from recipes.multiplayer_rl.text_arena.pool import PoolSettings
+from recipes.multiplayer_rl.text_arena.tictactoe import FixedModel
 from tinker_cookbook.chat.__main__ import Config as ChatConfig
 from tinker_cookbook.chat.__main__ import main as chat_main
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
@@ -127,16 +127,9 @@ def test_the_sampler_of_a_program_reaches_the_backend(
     assert connected() == (default, 1800.0, "auto")
 
 
-def test_the_sampler_of_an_opponent_pool_reaches_the_backend(monkeypatch, stories_model, tmp_path):
-    # Without a run in this process the pool opens a connection of its own.
-    pool = PoolSettings(
-        model_name=stories_model,
-        renderer_name="role_colon",
-        log_path=str(tmp_path),
-        max_tokens=1,
-        **LOCAL,
-        **OPTIONS,
-    )
+def test_the_sampler_of_an_opponent_reaches_the_backend(monkeypatch, stories_model):
+    # Without a run in this process an opponent opens a connection of its own.
+    opponent = FixedModel(model_name=stories_model, **LOCAL, **OPTIONS)
     monkeypatch.setattr(backends, "_open", {})
     monkeypatch.setattr(backends, "_kept", {})
-    assert options_of_connect(monkeypatch, pool.pool) == GIVEN
+    assert options_of_connect(monkeypatch, opponent.client) == GIVEN

@@ -1,4 +1,6 @@
-"""Games of TextArena by name, each with its own random state.
+"""A game of TextArena with its players, who wait for their turns.
+
+    python -m recipes.multiplayer_rl.text_arena.games    # each game, or why it does not start here
 
 TextArena uses Python's global random generator, so two games that run at the same time would change
 each other's cards. Here each game has its own state of the generator, which is active only while
@@ -7,24 +9,36 @@ the game computes. So a game depends only on its seed and its moves.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import io
 import random
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError, TrainingError, nearest_sentence
+from tinker_cookbook.completers import MessageCompleter, derived_seed
+from tinker_cookbook.exceptions import (
+    ConfigurationError,
+    DataValidationError,
+    TrainingError,
+    nearest_sentence,
+)
+from tinker_cookbook.renderers import get_text_content
 from tinker_cookbook.utils.imports import missing_extra
 
 if TYPE_CHECKING:
     import textarena as ta
 
+STOP_CONDITION: list[str] = ["]\n"]
+"""A move is the first text in square brackets, so an answer may end after it."""
+ILLEGAL_MOVE_REWARD = -2.0
+"""Reward for an illegal move that ends the game; less than a loss, which is -1."""
 _SEATS_TO_TRY = (2, 1, 3, 4, 5, 6, 7, 8)
 _generator = threading.RLock()
 
@@ -33,34 +47,20 @@ class GameError(TrainingError):
     """A game raised an error; the message contains the move that caused it."""
 
 
-def load_textarena() -> Any:
-    """Returns the module ``textarena``; raises ``ConfigurationError`` if it is not installed."""
+class GameAbandonedError(TrainingError):
+    """Another player's rollout failed, so the game cannot continue; no player is at fault."""
+
+
+def _registry() -> dict[str, Any]:
     try:
-        return importlib.import_module("textarena")
+        return importlib.import_module("textarena.envs.registration").ENV_REGISTRY
     except ImportError as error:
         raise missing_extra("games of TextArena", error, "multiplayer-rl") from error
 
 
-def game_names() -> list[str]:
-    """Returns the names of all registered games and their variants, sorted."""
-    load_textarena()
-    return sorted(importlib.import_module("textarena.envs.registration").ENV_REGISTRY)
-
-
-def main_games() -> list[str]:
-    """Returns one name of each game: the variant with the shortest name."""
-    load_textarena()
-    registry = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
-    shortest: dict[str, str] = {}
-    for name, spec in registry.items():
-        kept = shortest.setdefault(str(spec.entry_point), name)
-        shortest[str(spec.entry_point)] = min(kept, name, key=len)
-    return sorted(shortest.values())
-
-
 @chz.chz
 class GameSettings:
-    """Name and arguments of a game, and how it is shown and scored."""
+    """Name and arguments of a game, and how it is shown."""
 
     game_name: str = chz.field(
         default="TicTacToe-v0", doc="Name of the game in TextArena's registry"
@@ -74,207 +74,260 @@ class GameSettings:
     show_rules: bool = chz.field(
         default=True, doc="Show the rules in each prompt; False: for a model that knows them"
     )
-    score: Literal["outcome", "chips"] = chz.field(
-        default="outcome",
-        doc="outcome: the reward of the game; chips: the chips won, in games with player_chips",
-    )
     on_illegal: Literal["end", "game"] = chz.field(
         default="end",
         doc="end: an illegal move ends the game; game: the game handles it, often with a retry",
     )
 
-    def check(self) -> None:
+    def check_game(self) -> None:
         """Raises ``ConfigurationError`` for a game that does not exist or cannot start here."""
-        known = game_names()
+        known = _registry()
         if self.game_name not in known:
-            # Variants differ in their ending only, so the hint names games, not variants.
             raise ConfigurationError(
-                f"game_name: got {self.game_name!r}, expected one of {len(main_games())} games of "
-                f"TextArena or their variants{nearest_sentence(self.game_name, known)}"
+                f"game_name: got {self.game_name!r}, which TextArena does not have"
+                f"{nearest_sentence(self.game_name, sorted(known))}"
                 " All names: python -m recipes.multiplayer_rl.text_arena.games"
             )
-        game = Game.start(self, seed=0)
-        if self.score == "chips" and not game.has_chips:
-            raise ConfigurationError(
-                f"score: got 'chips', but {self.game_name} has no player_chips; expected 'outcome'"
-            )
+        Game.start(self, seed=0)
 
     @property
     def seats(self) -> int:
         """Number of players."""
-        return len(Game.start(self, seed=0).chairs)
+        return Game.start(self, seed=0).num_players
 
 
 class Game:
-    """One game in progress, with its own random numbers.
+    """One game in progress, with its own random numbers and its players.
+
+    ``players[i]`` moves for seat i; ``None`` is a seat that ``make_move`` moves for, such as a
+    policy in training. Several of those may wait at the same time, in one event loop.
 
     Args:
-        env: A game of TextArena that has been reset.
-        settings: How it is shown and scored.
-        state: State of its random numbers; default: the state of the global generator.
+        shared_env: A game of TextArena that has been reset.
+        settings: How it is shown; default: all of it.
+        random_state: State of its random numbers; default: the state of the global generator.
     """
 
-    def __init__(self, env: ta.Env, settings: GameSettings, state: Any = None) -> None:
-        self.env, self.settings = env, settings
-        self._random = random.getstate() if state is None else state
+    def __init__(
+        self,
+        shared_env: ta.Env,
+        settings: GameSettings | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.shared_env, self.settings = shared_env, settings or GameSettings()
+        self._random = random.getstate() if random_state is None else random_state
+        self.num_players = int(self.state.num_players)
+        self.players: list[MessageCompleter | None] = [None] * self.num_players
+        self.illegal_player_id: int | None = None
+        """Seat whose illegal move ended the game."""
+        self.left = False
+        """Whether a seat reached a limit, such as its model's context, before the end."""
+        self.moves, self.illegal = [0] * self.num_players, [0] * self.num_players
+        self._error: BaseException | None = None
+        self._started = False
+        self._changed = asyncio.Event()
 
     @classmethod
     def start(cls, settings: GameSettings, seed: int) -> Game:
         """Starts a game; raises ``ConfigurationError`` if it cannot start here."""
-        sizes = _sizes(settings.game_name) if settings.num_players is None else ()
-        errors: list[BaseException] = []
-        for size in sizes or (settings.num_players or 1,):
-            outer = random.getstate()
-            try:
-                # Some games print while they set up the board.
-                with _generator, contextlib.redirect_stdout(io.StringIO()):
-                    random.seed(seed)
-                    env = load_textarena().make(settings.game_name, **settings.game_options)
-                    env.reset(num_players=size, seed=seed)
-                    return cls(env, settings, random.getstate())
-            except ConfigurationError:
-                raise
-            # Games raise assertions for a wrong number of players, and anything for missing data.
-            except Exception as error:
-                errors.append(error)
-            finally:
-                random.setstate(outer)
-        raise ConfigurationError(_why_not(settings, errors[0])) from errors[0]
+        name, size = settings.game_name, settings.num_players or _size(settings.game_name)
+        outer = random.getstate()
+        _registry()
+        try:
+            # Some games print while they set up the board.
+            with _generator, contextlib.redirect_stdout(io.StringIO()):
+                random.seed(seed)
+                env = importlib.import_module("textarena").make(name, **settings.game_options)
+                env.reset(num_players=size, seed=seed)
+                return cls(env, settings, random.getstate())
+        # Games raise assertions for a wrong number of players, and anything for missing data.
+        except Exception as error:
+            text = " ".join(str(error).split())[:300]
+            raise ConfigurationError(
+                f"game_name: {name} cannot start with num_players={size} and game_options="
+                f"{settings.game_options} ({type(error).__name__}: {text}); expected another game, "
+                "number of players or other options"
+            ) from error
+        finally:
+            random.setstate(outer)
 
     @property
     def state(self) -> Any:
         """TextArena's state of the game."""
-        return self.env.state  # type: ignore[attr-defined]
+        return self.shared_env.state  # type: ignore[attr-defined]
 
     @property
-    def chairs(self) -> range:
-        """Numbers of the seats."""
-        return range(self.state.num_players)
-
-    @property
-    def turn(self) -> int:
+    def current_player_id(self) -> int:
         """Seat that moves next."""
         return int(self.state.current_player_id)
 
     @property
-    def done(self) -> bool:
-        """Whether the game has ended by its rules."""
-        return bool(self.state.done)
+    def game_done(self) -> bool:
+        """Whether no one moves any more."""
+        return bool(self.state.done) or self.illegal_player_id is not None or self.left
 
     @property
-    def has_chips(self) -> bool:
-        """Whether the game counts chips of each player."""
-        return "player_chips" in (getattr(self.state, "game_state", None) or {})
+    def rewards(self) -> dict[int, float] | None:
+        """Rewards of the game by player, ``None`` before its end."""
+        return self.state.rewards
 
     def observe(self) -> str:
         """Returns what the seat to move sees: the whole history, as the game's wrappers show it."""
-        with self._own_random(), self._errors("observation"):
-            seat, text = self.env.get_observation()
+        with self._own_random("observation"):
+            seat, text = self.shared_env.get_observation()
         text = str(text)
         if not self.settings.show_rules:
-            for rules in self._rules(seat):
-                text = text.replace(f"[GAME] {rules}", "").replace(rules, "")
+            kind = importlib.import_module("textarena").ObservationType.PROMPT
+            # Each wrapper passes attributes of the game on; the history is the outermost one's.
+            for _, rules, found in getattr(self.shared_env, "full_observations", {}).get(seat, []):
+                if found == kind:
+                    text = text.replace(f"[GAME] {rules}", "").replace(rules, "")
         return text.strip()
 
     def move(self, text: str) -> bool:
         """Makes a move of the seat on turn; returns whether the game accepted it as legal."""
-        seat, errors = self.turn, self._errors_of_turn()
-        with self._own_random(), self._errors(f"move {text!r} of player {seat}"):
-            self._add_to_pot(seat, text)
-            self.env.step(text)
-        return self._errors_of_turn() <= errors and not self._marked_invalid(seat)
+        seat, errors = self.current_player_id, int(getattr(self.state, "error_count", 0))
+        with self._own_random(f"move {text!r} of player {seat}"):
+            self.shared_env.step(text)
+        info = (getattr(self.state, "game_info", None) or {}).get(seat, {})
+        legal = getattr(self.state, "error_count", 0) <= errors and not info.get("invalid_move")
+        self.moves[seat] += 1
+        if not legal:
+            self.illegal[seat] += 1
+            if self.settings.on_illegal == "end":
+                self.illegal_player_id = seat
+        self._notify()
+        return legal
 
-    def _add_to_pot(self, seat: int, text: str) -> None:
-        """Moves the chip of a bet or call into the pot, as the rules of Kuhn poker say.
+    async def make_move(self, player_id: int, move: str) -> None:
+        """Makes a move of a trained seat, and the moves of players until the next trained seat.
 
-        TextArena (0.7.4) leaves the pot at the antes, so a bet and a call cost nothing there.
+        Raises:
+            ValueError: It is another seat's turn.
         """
-        if not self.settings.game_name.startswith("KuhnPoker"):
+        self._raise_if_abandoned()
+        if self.game_done:
             return
-        state = self.state.game_state
-        # As the game reads it: the first move in brackets, if it is legal now.
-        found = re.search(r"\[(check|bet|fold|call)\]", text.lower())
-        if found and found[1] in ("bet", "call") and found[1] in state["current_legal_action_tree"]:
-            state["player_chips"][seat] -= 1
-            state["pot"] += 1
+        if self.current_player_id != player_id:
+            raise ValueError(
+                f"player {player_id}: got a move, expected one of player {self.current_player_id}"
+            )
+        try:
+            self.move(move)
+            await self.play_others()
+        except BaseException as error:
+            self._abandon(error)
+            raise
 
-    def rewards(self) -> dict[int, float]:
-        """Returns the reward of each seat after the end of the game."""
-        if self.settings.score == "chips":
-            chips = self.state.game_state["player_chips"]
-            # Antes of a round that is not played any more cancel out in the difference.
-            mean = sum(chips.values()) / len(chips)
-            return {seat: float(chips[seat] - mean) for seat in self.chairs}
-        found = self.state.rewards or {}
-        return {seat: float(found.get(seat, 0.0)) for seat in self.chairs}
+    async def play_others(self) -> None:
+        """Lets untrained players move until it is a trained seat's turn."""
+        self._started = True
+        while not self.game_done and (player := self.players[self.current_player_id]) is not None:
+            try:
+                answer = await player([{"role": "user", "content": self.observe()}])
+            except DataValidationError:
+                # No room in the context of the player's model is no fault of the trained seats:
+                # the game has no result, as if one of them left.
+                self.leave(failed=False)
+                return
+            # The seat of a trained player may have left meanwhile.
+            if not self.game_done:
+                self.move(get_text_content(answer))
 
-    def _errors_of_turn(self) -> int:
-        return int(getattr(self.state, "error_count", 0))
+    async def wait_across_env(self, player_id: int) -> None:
+        """Waits until ``player_id`` is on turn or the game is over; raises if it was abandoned."""
+        if not self._started:
+            await self.play_others()
+        while True:
+            self._raise_if_abandoned()
+            if self.game_done or self.current_player_id == player_id:
+                return
+            await self._changed.wait()
 
-    def _marked_invalid(self, seat: int) -> bool:
-        return bool(
-            (getattr(self.state, "game_info", None) or {}).get(seat, {}).get("invalid_move")
-        )
+    def leave(self, failed: bool) -> None:
+        """Notifies the others that a seat makes no more moves; no effect after the end."""
+        if self.game_done or self._error is not None:
+            return
+        if failed:
+            self._abandon(GameAbandonedError("the rollout of another player failed"))
+        else:
+            self.left = True
+            self._notify()
 
-    def _rules(self, seat: int) -> list[str]:
-        prompt = load_textarena().ObservationType.PROMPT
-        env: Any = self.env
-        # Each wrapper passes attributes of the game on; the history comes from the outermost one.
-        history = getattr(env, "full_observations", {}).get(seat, [])
-        return [message for _, message, kind in history if kind == prompt]
+    def reward(self, seat: int) -> float:
+        """Returns the reward of a seat; 0 if the game has no result for it."""
+        if self.illegal_player_id is not None:
+            return ILLEGAL_MOVE_REWARD if seat == self.illegal_player_id else 0.0
+        return float((self.rewards or {}).get(seat, 0.0)) if self.state.done else 0.0
+
+    def outcome(self, seat: int) -> str:
+        """Returns "win", "draw" or "loss": the seat's reward compared with the others'."""
+        others = [self.reward(s) for s in range(self.num_players) if s != seat] or [0.0]
+        difference = self.reward(seat) - sum(others) / len(others)
+        return "draw" if abs(difference) < 1e-9 else "win" if difference > 0 else "loss"
+
+    def _notify(self) -> None:
+        # A new event for later waiters; waiters of the old event check their condition again.
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _abandon(self, error: BaseException) -> None:
+        self._error = error
+        self._notify()
+
+    def _raise_if_abandoned(self) -> None:
+        if self._error is not None:
+            raise GameAbandonedError(
+                f"{self.settings.game_name}: another player's rollout failed, so the game was "
+                f"abandoned ({type(self._error).__name__}: {self._error})"
+            )
 
     @contextlib.contextmanager
-    def _own_random(self) -> Iterator[None]:
+    def _own_random(self, what: str) -> Iterator[None]:
         with _generator:
             outer = random.getstate()
             random.setstate(self._random)
             try:
                 yield
+            except Exception as error:
+                raise GameError(
+                    f"{self.settings.game_name}: the game failed at the {what} "
+                    f"({type(error).__name__}: {error}); this is an error of the game, not of the "
+                    "player"
+                ) from error
             finally:
                 self._random = random.getstate()
                 random.setstate(outer)
 
-    @contextlib.contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            raise GameError(
-                f"{self.settings.game_name}: the game failed at the {what} ({type(error).__name__}:"
-                f" {error}); this is an error of the game, not of the player"
-            ) from error
+
+OpenPlayer = Callable[[int], "MessageCompleter | None"]
+"""Returns the player of a seat in a game with this seed, ``None`` for a trained seat."""
+
+
+def start_with(
+    settings: GameSettings, players: Sequence[OpenPlayer], seed: int, *path: int
+) -> Game:
+    """Starts a game; the random numbers of a player depend on ``seed``, ``path`` and the seat."""
+    game = Game.start(settings, seed)
+    if game.num_players != len(players):
+        raise ConfigurationError(
+            f"players: got {len(players)}, but {settings.game_name} starts with "
+            f"{game.num_players}; expected one for each seat"
+        )
+    # Another seed than the game's: equal ones would tie the moves to the cards.
+    game.players = [opened(derived_seed(seed, *path, seat)) for seat, opened in enumerate(players)]
+    return game
 
 
 @cache
-def _sizes(game_name: str) -> tuple[int, ...]:
-    """Returns numbers of players, that which works first."""
+def _size(game_name: str) -> int:
+    """Returns a number of players with which a game starts, at least 2 if possible."""
     for size in _SEATS_TO_TRY:
-        with contextlib.suppress(ConfigurationError):
-            game = Game.start(GameSettings(game_name=game_name, num_players=size), seed=0)
-            # A game may accept too few players and fail at its first observation.
-            with contextlib.suppress(GameError):
-                game.observe()
-                return (size,)
-    return _SEATS_TO_TRY[:1]
-
-
-def _why_not(settings: GameSettings, error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    name = settings.game_name
-    if isinstance(error, SyntaxError):
-        return f"game_name: {name} needs Python 3.12 or newer ({text}); expected another game"
-    if isinstance(error, LookupError) and "nltk" in text.lower():
-        found = re.search(r"Resource '?(\w+)'? not found", text)
-        resource = found[1] if found else "words"
-        return (
-            f"game_name: {name} needs the data {resource!r} of nltk, which are not here; next "
-            f"step: python -m nltk.downloader {resource}, or another game"
-        )
-    return (
-        f"game_name: {name} cannot start with num_players={settings.num_players} and game_options="
-        f"{settings.game_options} ({type(error).__name__}: {text[:200]}); expected another game, "
-        "number of players or other options"
-    )
+        # A game may accept too few players and fail at its first observation.
+        with contextlib.suppress(ConfigurationError, GameError):
+            Game.start(GameSettings(game_name=game_name, num_players=size), seed=0).observe()
+            return size
+    return _SEATS_TO_TRY[0]
 
 
 _OFFER = re.compile(r"available|legal|remaining|your hand|options", re.IGNORECASE)
@@ -292,9 +345,17 @@ def legal_moves(text: str) -> list[str]:
 
 
 def startable() -> dict[str, str]:
-    """Returns each game with "" if it starts here, else with the reason why it does not."""
+    """Returns each game with "" if it starts here, else with the reason why it does not.
+
+    A game has several variants, of which the one with the shortest name is listed.
+    """
+    shortest: dict[str, str] = {}
+    for name, spec in _registry().items():
+        shortest[str(spec.entry_point)] = min(
+            shortest.get(str(spec.entry_point), name), name, key=len
+        )
     reasons: dict[str, str] = {}
-    for name in main_games():
+    for name in sorted(shortest.values()):
         try:
             Game.start(GameSettings(game_name=name), seed=0).observe()
             reasons[name] = ""

@@ -12,25 +12,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from typing import Literal
 
 import chz
 
 from tinker_cookbook.backends.sampler_options import SamplerOptions
-from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter, derived_seed
+from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import Game, GameSettings
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.players import (
+from tinker_cookbook.recipes.multiplayer_rl.text_arena.env import (
     STOP_CONDITION,
-    HumanPlayer,
-    ModelPlayer,
-    RandomOpponent,
-    seat,
+    TextArenaGroupBuilder,
+    trained,
 )
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.pool import optimal_opponent
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.table import Table
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import BaseModel, OpponentType
+from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import GameSettings
+from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import (
+    FixedModel,
+    ModelPlayer,
+    OpponentType,
+    OptimalOpponent,
+    RandomOpponent,
+)
 from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.envs.play_w_env import ManualPolicy, print_trajectory_summary
+from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.training.config import BackendSettings
@@ -57,7 +62,7 @@ class PlayConfig(GameSettings, BackendSettings, SamplerOptions):
     opponent: OpponentType = chz.field(
         default="random", doc="Opponent of mode=eval: random, optimal or base_model"
     )
-    human_player_id: int = chz.field(default=0, doc="Your seat")
+    human_player_id: int = chz.field(default=0, doc="Your seat, 0 or 1")
     num_games: int = chz.field(default=20, doc="Games of mode=eval; the model changes its seat")
     max_tokens: int = chz.field(default=64, doc="Maximum tokens of a move")
     temperature: float = chz.field(default=1.0, doc="Sampling temperature; 0: greedy")
@@ -74,30 +79,6 @@ class PlayConfig(GameSettings, BackendSettings, SamplerOptions):
             fields["on_illegal"] = "game"
         return GameSettings(**fields)
 
-    def check(self) -> None:
-        """Raises ``ConfigurationError`` for a setting that cannot work; loads no model."""
-        self.game.check()
-        seats = self.game.seats
-        if not 0 <= self.human_player_id < seats:
-            raise ConfigurationError(
-                f"human_player_id: got {self.human_player_id}, expected 0 to {seats - 1}"
-            )
-        if self.num_games < 1:
-            raise ConfigurationError(f"num_games: got {self.num_games}, expected at least 1")
-        if self.mode == "eval" and self.opponent == "optimal":
-            optimal_opponent(self.game_name)
-        self.model.check()
-
-    @property
-    def model(self) -> SamplingModelSettings:
-        """The model to open."""
-        return SamplingModelSettings.of(
-            self,
-            model_path=self.checkpoint_path,
-            model_name=self.model_name,
-            renderer_name=self.renderer_name,
-        )
-
 
 async def play_game(
     renderer: Renderer,
@@ -108,24 +89,25 @@ async def play_game(
     game: GameSettings | None = None,
     stop: list[str] | None = None,
 ) -> None:
-    """Lets a person play one game against a model, and prints the result.
+    """Lets a person play one game of two players against a model, and prints the result.
 
-    ``game`` replaces the default settings of ``game_name``. All seats but the person's are the
-    model's.
+    ``game`` replaces the default settings of ``game_name``, ``stop`` what ends a move.
     """
-    settings = game or GameSettings(game_name=game_name, on_illegal="game")
-    human = HumanPlayer()
-    model = _model_player(renderer, model_token_completer, stop)
-    start = await asyncio.to_thread(Game.start, settings, model_token_completer.seed or 0)
-    players = [
-        human if chair == human_player_id else seat(model, 0, chair) for chair in start.chairs
-    ]
-    table = Table(start, players)
-    await table.start()
-    reason = (getattr(table.game.state, "game_info", None) or {}).get(human_player_id, {})
-    print_line(str(reason.get("reason") or ""))
+    game = game or GameSettings(game_name=game_name, on_illegal="game")
+    stop = STOP_CONDITION if stop is None else stop
+    seed = (model_token_completer.seed or 0,)
+    builder = TextArenaGroupBuilder(game, [trained, trained], renderer, 1, seed, stop)
+    envs = await builder.make_envs()
+    if not 0 <= human_player_id < len(envs):
+        raise ConfigurationError(f"human_player_id: got {human_player_id}, expected 0 or 1")
+    print_line(f"You are player {human_player_id}. Type moves like: [4]")
+    human = ManualPolicy(renderer.tokenizer, multiline=False)
+    policies = [model_token_completer, model_token_completer]
+    policies[human_player_id] = human  # type: ignore[call-overload]
+    played = await asyncio.gather(*map(do_single_rollout, policies, envs))
+    print_trajectory_summary(played[human_player_id])
     words = {"win": "You win.", "draw": "A draw.", "loss": "You lose."}
-    print_line(words[table.outcome(human_player_id)])
+    print_line(words[envs[0].coordinator.outcome(human_player_id)])
 
 
 async def eval_model(
@@ -141,89 +123,75 @@ async def eval_model(
 ) -> Counter[str]:
     """Plays games at the same time, prints and returns the model's wins, draws and losses.
 
-    The model alternates between the seats.
+    The model alternates between the seats of a game for two players.
     """
-    settings = game or GameSettings(game_name=game_name)
-    model = _model_player(renderer, model_token_completer, stop)
-    seed = model_token_completer.seed or 0
-
-    async def one(number: int) -> tuple[int, str, bool]:
-        start = await asyncio.to_thread(Game.start, settings, derived_seed(seed, number))
-        own = number % len(start.chairs)
-        players = [
-            seat(model if chair == own else opponent_policy, number, chair)
-            for chair in start.chairs
-        ]
-        table = Table(start, players)
-        await table.start()
-        return own, table.outcome(own), table.illegal[own] > 0
-
-    results = await asyncio.gather(*(one(number) for number in range(num_games)))
-    for own in sorted({own for own, _, _ in results}):
-        of_seat = [outcome for chair, outcome, _ in results if chair == own]
-        counts = ", ".join(
-            f"{of_seat.count(outcome)} {word}"
-            for outcome, word in (("win", "won"), ("draw", "drawn"), ("loss", "lost"))
-        )
-        print_line(f"as player {own} against {opponent_name}: {counts}")
-    illegal = sum(illegal for _, _, illegal in results)
-    print_line(f"games with an illegal move of the model: {illegal} of {num_games}")
-    return Counter(outcome for _, outcome, _ in results)
-
-
-def _model_player(
-    renderer: Renderer, completer: TinkerTokenCompleter, stop: list[str] | None
-) -> ModelPlayer:
-    return ModelPlayer(
-        completer.sampling_client,
+    builder = TextArenaGroupBuilder(
+        game or GameSettings(game_name=game_name),
+        [trained, partial(_opponent, opponent_policy)],
         renderer,
-        completer.max_tokens,
-        list(STOP_CONDITION) if stop is None else stop,
-        completer.temperature,
-        completer.seed,
+        num_games,
+        (model_token_completer.seed or 0,),
+        STOP_CONDITION if stop is None else stop,
+        same_start=False,
+        rotate=True,
     )
+    group = await do_group_rollout(builder, model_token_completer)
+    for seat in (0, 1):
+        of_seat = group.trajectories_G[seat::2]
+        counts = ", ".join(
+            f"{sum(int(t.metrics[name]) for t in of_seat)} {word}"
+            for name, word in (("win", "won"), ("draw", "drawn"), ("loss", "lost"))
+        )
+        print_line(f"as player {seat} against {opponent_name}: {counts}")
+    illegal = sum(int(t.metrics["illegal_move"]) for t in group.trajectories_G)
+    print_line(f"games with an illegal move of the model: {illegal} of {num_games}")
+    return Counter(
+        name for t in group.trajectories_G for name in ("win", "draw", "loss") if t.metrics[name]
+    )
+
+
+def _opponent(player: MessageCompleter, seed: int) -> MessageCompleter:
+    """Returns the player of one game, with its own random numbers if it has any."""
+    if isinstance(player, RandomOpponent | OptimalOpponent):
+        return type(player)(seed)
+    if isinstance(player, ModelPlayer):
+        return ModelPlayer(player.policy.derived(seed), player.renderer, player.stop)
+    return player
 
 
 async def main(config: PlayConfig) -> None:
     """Opens the model and plays."""
-    config.check()
-    settings = config.model
+    config.game.check_game()
+    settings = SamplingModelSettings.of(
+        config,
+        model_path=config.checkpoint_path,
+        model_name=config.model_name,
+        renderer_name=config.renderer_name,
+    )
+    settings.check()
     with settings.connect() as connection:
         model = await open_sampling_model(connection, settings)
-        completer = TinkerTokenCompleter(
-            model.client, config.max_tokens, config.temperature, seed=config.seed
-        )
+
+        def completer(client: object, seed: int) -> TinkerTokenCompleter:
+            return TinkerTokenCompleter(client, config.max_tokens, config.temperature, seed=seed)
+
+        policy, game = completer(model.client, config.seed), config.game
         stop = [] if config.stop_condition is None else [config.stop_condition]
-        game = config.game
         if config.mode == "human_vs_model":
-            await play_game(
-                model.renderer, completer, config.human_player_id, "", game=game, stop=stop
-            )
+            where = config.human_player_id, config.game_name
+            await play_game(model.renderer, policy, *where, game=game, stop=stop)
             return
         if config.opponent == "random":
             opponent: MessageCompleter = RandomOpponent(config.seed)
         elif config.opponent == "optimal":
-            opponent = optimal_opponent(config.game_name, config.seed)
+            opponent = OptimalOpponent(config.seed)
         else:
-            base = BaseModel.of(config, model_name=model.model_name)
+            same = {**chz.chz_fields(BackendSettings), **chz.chz_fields(SamplerOptions)}
+            base = FixedModel(model_name=model.model_name, **{n: getattr(config, n) for n in same})
             client = await asyncio.to_thread(base.client)
-            opponent = _model_player(
-                model.renderer,
-                TinkerTokenCompleter(
-                    client, config.max_tokens, config.temperature, seed=config.seed + 1
-                ),
-                stop,
-            )
-        await eval_model(
-            model.renderer,
-            completer,
-            opponent,
-            config.opponent,
-            config.game_name,
-            config.num_games,
-            game=game,
-            stop=stop,
-        )
+            opponent = ModelPlayer(completer(client, config.seed + 1), model.renderer, stop)
+        what = opponent, config.opponent, config.game_name, config.num_games
+        await eval_model(model.renderer, policy, *what, game=game, stop=stop)
 
 
 if __name__ == "__main__":

@@ -1,57 +1,45 @@
-"""Opponents for tic-tac-toe: one with random moves, and one with optimal moves."""
+"""Opponents with fixed rules or weights: random moves, optimal tic-tac-toe, a model."""
 
 from __future__ import annotations
 
 import random
 import re
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import chz
 
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.backends.connect import make_once
 from tinker_cookbook.backends.sampler_options import SamplerOptions
-from tinker_cookbook.completers import MessageCompleter, StopCondition, derived_seed
+from tinker_cookbook.completers import MessageCompleter, StopCondition, TinkerTokenCompleter
 from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.players import (
-    STOP_CONDITION,
-    ModelPlayer,
-    Player,
-    RandomOpponent,
-    prompt_text,
-)
-from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import STOP_CONDITION, legal_moves
+from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.training.config import BackendSettings
 
-__all__ = ["OpponentType", "OptimalOpponent", "RandomOpponent", "make_opponent"]
-
 OpponentType = Literal["base_model", "random", "optimal"]
-OPPONENT_TYPES: tuple[OpponentType, ...] = ("base_model", "random", "optimal")
-BASE_MODEL_MAX_TOKENS = 64
 
 _ROW = re.compile(r"^\s*([OX0-8])\s*\|\s*([OX0-8])\s*\|\s*([OX0-8])\s*$", re.MULTILINE)
 
 
-@chz.chz
-class BaseModel(BackendSettings, SamplerOptions):
-    """An untrained model to play against; it shares the base model of the run in progress."""
+class RandomOpponent(MessageCompleter):
+    """Picks one of the moves that the prompt offers; ``[0]`` if it offers none.
 
-    model_name: str = chz.field(doc="Hub name or local folder")
+    ``seed=None``: other moves in each process.
+    """
 
-    @classmethod
-    def of(cls, settings: Any, **values: Any) -> BaseModel:
-        """Returns the model of a program's ``settings``, at its backend."""
-        return cls(**{name: getattr(settings, name) for name in chz.chz_fields(cls)} | values)
+    def __init__(self, seed: int | None = None) -> None:
+        self._rng = random.Random(seed)
 
-    def client(self) -> SamplingClient:
-        """Returns its sampling client; the first call loads the model."""
-        return make_once(
-            self, lambda service: service.create_sampling_client(base_model=self.model_name)
-        ).result()
+    async def __call__(self, messages: list[Message]) -> Message:
+        """Returns a move as an assistant's message."""
+        moves = legal_moves(get_text_content(messages[-1])) or ["[0]"]
+        return {"role": "assistant", "content": self._rng.choice(moves)}
 
 
-class OptimalOpponent(Player):
+class OptimalOpponent(MessageCompleter):
     """Plays tic-tac-toe perfectly: it wins as soon as it can, and never loses.
 
     Chooses randomly among several best moves, so that games against it differ.
@@ -69,16 +57,11 @@ class OptimalOpponent(Player):
     )
 
     def __init__(self, seed: int | None = None) -> None:
-        self._seed = seed
         self._rng = random.Random(seed)
-
-    def seated(self, *path: int) -> OptimalOpponent:
-        """Returns the player of one game."""
-        return self if self._seed is None else type(self)(derived_seed(self._seed, *path))
 
     async def __call__(self, messages: list[Message]) -> Message:
         """Returns a best move as an assistant's message."""
-        text = prompt_text(messages)
+        text = get_text_content(messages[-1])
         moves = best_moves(read_board(text), own_mark(text))
         return {"role": "assistant", "content": f"[{self._rng.choice(moves) if moves else 0}]"}
 
@@ -104,41 +87,64 @@ def own_mark(text: str) -> str:
     return "O" if board.count("O") == board.count("X") else "X"
 
 
-def winner(board: str) -> str | None:
-    """Returns the mark that has three in a row, or ``None``."""
-    for a, b, c in OptimalOpponent._WIN_LINES:
-        if board[a] == board[b] == board[c] != " ":
-            return board[a]
-    return None
-
-
 def best_moves(board: str, mark: str) -> list[int]:
     """Returns all moves with the best outcome: a fast win, else a draw, else a late loss."""
-    values = {
-        cell: -_value(board[:cell] + mark + board[cell + 1 :], _other(mark))
-        for cell in range(9)
-        if board[cell] == " "
-    }
+    values = {cell: -_value(after, _other(mark)) for cell, after in _next_boards(board, mark)}
     return [cell for cell, value in values.items() if value == max(values.values())]
+
+
+def _next_boards(board: str, mark: str) -> list[tuple[int, str]]:
+    return [(i, board[:i] + mark + board[i + 1 :]) for i in range(9) if board[i] == " "]
 
 
 @cache
 def _value(board: str, mark: str) -> int:
     """Value for ``mark``, who moves next: above 0 wins; more the sooner."""
     # The other player has just moved, so only that one can have won.
-    if winner(board) is not None:
+    if any(board[a] == board[b] == board[c] != " " for a, b, c in OptimalOpponent._WIN_LINES):
         return -1 - board.count(" ")
-    if " " not in board:
-        return 0
-    return max(
-        -_value(board[:cell] + mark + board[cell + 1 :], _other(mark))
-        for cell in range(9)
-        if board[cell] == " "
-    )
+    after = [-_value(after, _other(mark)) for _, after in _next_boards(board, mark)]
+    return max(after, default=0)
 
 
 def _other(mark: str) -> str:
     return "X" if mark == "O" else "O"
+
+
+@chz.chz
+class FixedModel(BackendSettings, SamplerOptions):
+    """A base model or a checkpoint of it; it shares the base model of the run in progress."""
+
+    model_name: str = chz.field(doc="Hub name or local folder")
+    model_path: str | None = chz.field(default=None, doc="Weights for sampling; default: none")
+
+    def client(self) -> SamplingClient:
+        """Returns its sampling client; the first call loads the model."""
+        if self.model_path is not None:
+            path = self.model_path
+            opened = make_once(self, lambda s: s.create_sampling_client(model_path=path))
+        else:
+            opened = make_once(self, lambda s: s.create_sampling_client(base_model=self.model_name))
+        return opened.result()
+
+
+@dataclass
+class ModelPlayer(MessageCompleter):
+    """Plays by a policy with fixed weights: a checkpoint or a base model."""
+
+    policy: TinkerTokenCompleter
+    renderer: Renderer
+    stop: StopCondition | None = None
+    """Ends an answer; None: the renderer's stop sequences."""
+    moves: int = 0
+
+    async def __call__(self, messages: list[Message]) -> Message:
+        """Samples a move; raises ``DataValidationError`` if the prompt exceeds the context."""
+        # Each move has other random numbers, which do not depend on the other games.
+        policy, self.moves = self.policy.derived(self.moves), self.moves + 1
+        stop = self.stop or self.renderer.get_stop_sequences()
+        completion = await policy(self.renderer.build_generation_prompt(messages), stop)
+        return self.renderer.parse_response(completion.tokens)[0]
 
 
 def make_opponent(
@@ -153,11 +159,11 @@ def make_opponent(
         return RandomOpponent()
     if opponent_type == "optimal":
         return OptimalOpponent()
+    known = ("base_model", "random", "optimal")
     if opponent_type != "base_model":
         raise ConfigurationError(
-            f"opponent_type: got {opponent_type!r}, expected one of {', '.join(OPPONENT_TYPES)}"
-            f"{nearest(opponent_type, OPPONENT_TYPES)}"
+            f"opponent_type: got {opponent_type!r}, expected one of {', '.join(known)}"
+            f"{nearest(opponent_type, known)}"
         )
-    client = BaseModel(base_url=base_url, model_name=model_name).client()
-    stop = list(STOP_CONDITION) if stop_condition is None else stop_condition
-    return ModelPlayer(client, renderer, BASE_MODEL_MAX_TOKENS, stop)
+    client = FixedModel(base_url=base_url, model_name=model_name).client()
+    return ModelPlayer(TinkerTokenCompleter(client, 64), renderer, stop_condition or STOP_CONDITION)

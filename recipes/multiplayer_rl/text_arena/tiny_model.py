@@ -1,8 +1,6 @@
-"""Trains a very small model on the moves of one game, for learning curves on a CPU core.
+"""Trains a very small model on the moves of tic-tac-toe, for learning curves on a CPU core.
 
     python -m recipes.multiplayer_rl.text_arena.tiny_model output=DIR
-    python -m recipes.multiplayer_rl.text_arena.tiny_model output=DIR game_name=KuhnPoker-v0 \\
-        game_options.max_rounds=1
 
 The model is a Llama of 0.1 million parameters whose vocabulary has only the words of the game. It
 is trained for a minute on games that a program played: a move is optimal with probability
@@ -21,10 +19,11 @@ from typing import Any
 import chz
 
 from tinker_cookbook.completers import derived_seed
-from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import Game, GameSettings, legal_moves
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.players import RandomOpponent, seat
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.pool import optimal_opponent
+from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import Game, GameSettings
+from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import (
+    OptimalOpponent,
+    RandomOpponent,
+)
 from tinker_cookbook.recipes.tiny_llama import (
     Row,
     TinyModelSettings,
@@ -53,8 +52,6 @@ _PIECES = (
 class CLIConfig(TinyModelSettings):
     """Settings of the model."""
 
-    game_name: str = chz.field(default="TicTacToe-v0-train", doc="The game")
-    game_options: dict[str, Any] = chz.field(default_factory=dict, doc="Arguments of the game")
     optimal_share: float = chz.field(default=0.5, doc="Share of optimal moves in the example games")
     num_games: int = number(3000, "Example games", low=1)
     steps: int = number(1500, "Training steps", low=1)
@@ -62,34 +59,26 @@ class CLIConfig(TinyModelSettings):
     learning_rate: float = peak_rate(2e-3, "Peak learning rate")
     num_layers: int = number(3, "Layers", low=1)
 
-    @property
-    def game(self) -> GameSettings:
-        """The game, without its rules: the model learns them from the examples."""
-        return GameSettings(
-            game_name=self.game_name, game_options=self.game_options, show_rules=False
-        )
-
 
 async def example_moves(config: CLIConfig) -> list[tuple[str, str]]:
     """Returns (prompt, move) of all moves of the example games."""
     rng = random.Random(config.seed)
-    rand = RandomOpponent(config.seed)
-    best = optimal_opponent(config.game_name, config.seed) if config.optimal_share > 0 else rand
+    # Without the rules: the model learns them from the examples.
+    settings = GameSettings(game_name="TicTacToe-v0-train", show_rules=False)
     moves: list[tuple[str, str]] = []
     for index in range(config.num_games):
-        game = Game.start(config.game, derived_seed(config.seed, index))
-        # Another seed than the game's: equal ones would tie the moves to the cards.
-        players = [seat(player, index, chair) for chair, player in enumerate((rand, best), 1)]
-        while not game.done:
+        game = Game.start(settings, derived_seed(config.seed, index))
+        players = [
+            kind(derived_seed(config.seed, index, chair))
+            for chair, kind in enumerate((RandomOpponent, OptimalOpponent), 1)
+        ]
+        while not game.game_done:
             text = game.observe()
             player = players[rng.random() < config.optimal_share]
-            move = get_text_content(await player([{"role": "user", "content": text}]))
-            moves.append((text, move))
-            if not game.move(move):
-                raise ConfigurationError(
-                    f"game_name: {config.game_name} did not accept the move {move}; expected a "
-                    "game whose prompts list the legal moves"
-                )
+            moves.append(
+                (text, get_text_content(await player([{"role": "user", "content": text}])))
+            )
+            game.move(moves[-1][1])
     return moves
 
 
@@ -115,12 +104,6 @@ def make_rows(moves: Sequence[tuple[str, str]], tokenizer: Any) -> list[Row]:
 
 async def main(config: CLIConfig) -> None:
     """Plays the example games, trains the model and writes it."""
-    config.game.check()
-    if not legal_moves(Game.start(config.game, 0).observe()):
-        raise ConfigurationError(
-            f"game_name: the prompts of {config.game_name} list no moves; expected a game that "
-            "does, such as TicTacToe-v0-train"
-        )
     with new_folder(config.output) as folder:
         moves = await example_moves(config)
         print_line(f"{config.num_games} example games, {len(moves)} moves")

@@ -5,10 +5,10 @@
     python -m recipes.multiplayer_rl.text_arena.train model_name=MODEL renderer_name=role_colon \\
         game_name=TicTacToe-v0-train show_rules=False max_tokens=1 test_opponent=optimal
 
-In the last command, ``MODEL`` is the folder that ``text_arena.tiny_model`` has written. In every
-second group the opponent is a snapshot of the run (``opponents=self,pool``), because pure self-play
-reinforces any asymmetry between the seats, and the official recipe reports that it collapses after
-about 80 steps.
+In the last command, ``MODEL`` is the folder that ``text_arena.tiny_model`` has written; expected
+figures and minutes are in docs/environments.md. In every second group the opponent is an earlier
+snapshot of the run (``opponents=self,pool``), because pure self-play reinforces any asymmetry
+between the seats, and the official recipe reports that it collapses after about 80 steps.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import chz
 
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.dataset import TextArenaDatasetBuilder
+from tinker_cookbook.recipes.multiplayer_rl.text_arena.env import (
+    OPPONENTS,
+    STOP_CONDITION,
+    TextArenaDatasetBuilder,
+)
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import GameSettings
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.players import STOP_CONDITION
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.pool import LeagueBuilder, PoolSettings
+from tinker_cookbook.recipes.multiplayer_rl.text_arena.pool import SnapshotBuilder
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import OpponentType
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
@@ -37,7 +40,7 @@ class CLIConfig(train.Config, GameSettings):
     learning_rate: float | None = None  # a quarter of the recommended rate
     opponents: str = chz.field(
         default="self,pool",
-        doc="Opponents, which the groups use in rotation: self, pool, random, optimal, base_model",
+        doc=f"Opponents, which the groups use in rotation: {', '.join(OPPONENTS)}",
     )
     batch_size: int = chz.field(default=512, doc="Trained seats per step")
     group_size: int = 16
@@ -55,31 +58,10 @@ class CLIConfig(train.Config, GameSettings):
     pool_size: int = chz.field(
         default=20, doc="Snapshots to play against: the first and the newest ones"
     )
-    league_games: int = chz.field(
-        default=16, doc="Games of a new snapshot against each member of the pool; 0: none"
-    )
-    league_opponents: str = chz.field(
-        default="random", doc="Additional players of the league: random, optimal, base_model"
-    )
-
-    def pool_settings(self) -> PoolSettings:
-        """Returns the settings of the snapshots that are opponents."""
-        return PoolSettings(
-            renderer_name=self.renderer,
-            log_path=self.run_path,
-            model_name=self.model_name,
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            stop_condition=() if self.stop_condition is None else (self.stop_condition,),
-            pool_size=self.pool_size,
-            seed=self.seed,
-            **self.values_of(BackendSettings),
-            **self.values_of(SamplerOptions),
-        )
 
     def build_dataset(self) -> TextArenaDatasetBuilder:
         """Returns the games and the opponents."""
-        opponents = names(self.opponents)
+        opponents = tuple(filter(None, map(str.strip, self.opponents.split(","))))
         if "pool" in opponents and self.snapshot_every < 1:
             raise ConfigurationError(
                 f"snapshot_every: got {self.snapshot_every} with opponents={self.opponents}; "
@@ -90,34 +72,32 @@ class CLIConfig(train.Config, GameSettings):
                 "opponents: got pool in an asynchronous run, where the members of the pool would "
                 "depend on timing; expected a synchronous run, or opponents without pool"
             )
+        same = (
+            "model_name batch_size group_size num_train_datapoints num_test_datapoints "
+            "test_opponent pool_size max_tokens temperature seed"
+        )
         return TextArenaDatasetBuilder(
-            game=GameSettings(**self.values_of(GameSettings)),
-            pool=self.pool_settings(),
+            renderer_name=self.renderer,
+            log_path=self.run_path,
             opponents=opponents,
-            batch_size=self.batch_size,
-            group_size=self.group_size,
-            num_batches=max(1, self.num_train_datapoints // self.batch_size),
-            test_opponent=self.test_opponent,
-            num_test=self.num_test_datapoints,
-            seed=self.seed,
+            stop_condition=() if self.stop_condition is None else (self.stop_condition,),
+            **{name: getattr(self, name) for name in same.split()},
+            **self.values_of(GameSettings),
+            **self.values_of(BackendSettings),
+            **self.values_of(SamplerOptions),
         )
 
     def resolved(self) -> train.Config:
-        """Returns the config of the loop, with the league of the snapshots."""
+        """Returns the config of the loop."""
         # An asynchronous run forms its batches of this many groups.
         groups = max(1, self.batch_size // self.group_size)
         config = super(CLIConfig, chz.replace(self, groups_per_batch=groups)).resolved()
         if not self.snapshot_every:
             return config
-        league = LeagueBuilder(
-            pool=self.pool_settings(),
-            game=GameSettings(**self.values_of(GameSettings)),
-            opponents=names(self.league_opponents),
-            num_games=self.league_games,
-        )
+        builders = [*config.infrequent_evaluator_builders, SnapshotBuilder(log_path=self.run_path)]
         return chz.replace(
             config,
-            infrequent_evaluator_builders=[*config.infrequent_evaluator_builders, league],
+            infrequent_evaluator_builders=builders,
             infrequent_eval_every=self.snapshot_every,
         )
 
@@ -125,11 +105,6 @@ class CLIConfig(train.Config, GameSettings):
 def build_config(cli_config: CLIConfig) -> train.Config:
     """Returns the config of the loop."""
     return cli_config.resolved()
-
-
-def names(text: str) -> tuple[str, ...]:
-    """Returns the names of a list with commas."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 async def main(config: CLIConfig) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tinker
 from byte_tokenizer import NAME, registered
 
-from recipes.multiplayer_rl.text_arena import kuhn
-from recipes.multiplayer_rl.text_arena.players import ModelPlayer, RandomOpponent
+from recipes.multiplayer_rl.text_arena import pool
+from recipes.multiplayer_rl.text_arena.pool import SnapshotBuilder, snapshots
 from recipes.multiplayer_rl.text_arena.tictactoe import (
+    ModelPlayer,
     OptimalOpponent,
+    RandomOpponent,
 )
-from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollouts.group import do_group_rollout
@@ -27,9 +30,13 @@ textarena = pytest.importorskip("textarena", reason="the extra multiplayer-rl is
 from recipes.multiplayer_rl.text_arena.env import (  # noqa: E402
     ILLEGAL_MOVE_REWARD,
     STOP_CONDITION,
+    TextArenaDatasetBuilder,
+    TextArenaEnv,
+    TextArenaGroupBuilder,
     TwoPlayerCoordinator,
     TwoPlayerEnv,
     TwoPlayerEnvGroupBuilder,
+    trained,
 )
 from recipes.multiplayer_rl.text_arena.games import (  # noqa: E402
     Game,
@@ -38,14 +45,8 @@ from recipes.multiplayer_rl.text_arena.games import (  # noqa: E402
     legal_moves,
     startable,
 )
-from recipes.multiplayer_rl.text_arena.table import Table  # noqa: E402
-from recipes.multiplayer_rl.text_arena.text_arena_env import (  # noqa: E402
-    TextArenaEnv,
-    TextArenaGroupBuilder,
-)
 
 TICTACTOE = GameSettings()
-KUHN = GameSettings(game_name=kuhn.GAME, game_options={"max_rounds": 1}, score="chips")
 with registered():
     RENDERER = get_renderer("role_colon", get_tokenizer(NAME))
 
@@ -69,10 +70,6 @@ def group(builder, policy, strategy=None):
     return asyncio.run(asyncio.wait_for(work, 20))
 
 
-def trained():
-    return None
-
-
 # Games and their random numbers.
 
 
@@ -82,7 +79,7 @@ def test_a_game_does_not_depend_on_others_that_run_at_the_same_time():
     def moves(disturb):
         game, seen = Game.start(settings, 3), []
         for _ in range(12):
-            if game.done:
+            if game.game_done:
                 break
             disturb()
             seen.append(game.observe())
@@ -98,11 +95,9 @@ def test_a_game_does_not_depend_on_others_that_run_at_the_same_time():
 
 def test_a_game_that_does_not_exist_is_named_with_the_nearest():
     with pytest.raises(ConfigurationError, match=r"TicTacTo-v0.*TicTacToe-v0"):
-        GameSettings(game_name="TicTacTo-v0").check()
-    with pytest.raises(ConfigurationError, match="player_chips"):
-        GameSettings(score="chips").check()
+        GameSettings(game_name="TicTacTo-v0").check_game()
     with pytest.raises(ConfigurationError, match="num_players=5"):
-        GameSettings(num_players=5).check()
+        GameSettings(num_players=5).check_game()
 
 
 # Two players.
@@ -138,7 +133,6 @@ def test_coordinator_by_its_official_names():
     )
     assert "Player 1" in RENDERER.tokenizer.decode(one.get_observation().to_ints())
     assert (one.stop_condition, one.compute_reward()) == (STOP_CONDITION, 0.0)
-    assert one.get_done_step().episode_done
     with pytest.raises(ConfigurationError, match="opponent_policy"):
         TwoPlayerEnv(1, table, True, RENDERER, RandomOpponent())
 
@@ -148,7 +142,7 @@ def test_coordinator_by_its_official_names():
 
 def test_three_seats_two_of_them_trained():
     settings = GameSettings(game_name="ThreePlayerGOPS-v0")
-    seats = [trained, lambda: RandomOpponent(1), trained]
+    seats = [trained, RandomOpponent, trained]
     builder = TextArenaGroupBuilder(settings, seats, RENDERER, 2, seed_path=(5,))
     policy = Scripted()
     result = group(builder, policy)
@@ -178,7 +172,8 @@ def test_an_opponent_whose_context_is_full_ends_the_game_without_a_result():
             return tinker.SampleResponse(sequences=[sequence])
 
     client: Any = Client()
-    seats = [trained, lambda: ModelPlayer(client, RENDERER, 9)]
+    player = ModelPlayer(TinkerTokenCompleter(client, 9), RENDERER)
+    seats = [trained, lambda seed: player]
     result = group(TextArenaGroupBuilder(TICTACTOE, seats, RENDERER, 1), Scripted())
     assert client.asked == 2
     assert result.get_total_rewards() == [0.0]
@@ -237,49 +232,89 @@ def test_a_rollout_that_fails_is_retried_with_the_other_seat():
 # Opponents.
 
 
-def test_the_optimal_opponent_never_loses():
-    async def play(seat, number):
-        players = [RandomOpponent(number), RandomOpponent(number)]
-        players[seat] = OptimalOpponent(number)
-        table = Table(Game.start(TICTACTOE, number), players)
-        await table.start()
-        return table.outcome(seat)
+def play(*players) -> Game:
+    game = Game.start(TICTACTOE, 0)
+    game.players = list(players)
+    asyncio.run(game.play_others())
+    return game
 
-    outcomes = [asyncio.run(play(seat, number)) for seat in (0, 1) for number in range(20)]
+
+def test_the_optimal_opponent_never_loses():
+    outcomes = []
+    for number in range(20):
+        outcomes.append(play(OptimalOpponent(number), RandomOpponent(number)).outcome(0))
+        outcomes.append(play(RandomOpponent(number), OptimalOpponent(number)).outcome(1))
     assert "loss" not in outcomes
     assert outcomes.count("win") > 20
 
 
-def test_a_bet_and_a_call_cost_a_chip():
-    """TextArena leaves them out of the pot; the sign is that of the seat that moves first."""
-    for moves, chips in (
-        ("[check] [check]", 1),
-        ("[check] [bet] [call]", 2),
-        ("[bet] [call]", 2),
-        ("[check] [bet] [fold]", 1),
-        ("[bet] [fold]", 1),
-    ):
-        game = Game.start(KUHN, seed=3)
-        for move in moves.split():
-            assert game.move(move)
-        assert sorted(game.rewards().values()) == [-chips, chips]
+# Batches.
 
 
-def test_kuhn_rewards_are_the_chips_of_the_deal():
-    """The expected reward of two equilibrium players is the known value, -1/18."""
+def dataset_builder(**settings: Any) -> TextArenaDatasetBuilder:
+    values = {
+        "model_name": NAME, "renderer_name": "role_colon", "batch_size": 16, "group_size": 4,
+        "num_train_datapoints": 160, "num_test_datapoints": 4, "test_opponent": "random",
+        "backend": "local",
+    }  # fmt: skip
+    return TextArenaDatasetBuilder(**(values | settings))
 
-    async def play(number):
-        players = [kuhn.KuhnOpponent(number + shift) for shift in (10**6, 2 * 10**6)]
-        game = Game.start(KUHN, number)
-        first = game.turn
-        table = Table(game, players)
-        await table.start()
-        assert sum(game.rewards().values()) == 0
-        return game.rewards()[first]
 
-    rewards = [asyncio.run(play(number)) for number in range(600)]
-    assert set(rewards) <= {-2, -1, 1, 2}
-    assert sum(rewards) / 600 == pytest.approx(kuhn.VALUE_FIRST, abs=0.16)  # 3 standard errors
+def test_groups_use_the_opponents_in_rotation_and_both_seats(tmp_path):
+    opponents = ("self", "pool", "random")
+    builder = dataset_builder(opponents=opponents, log_path=str(tmp_path))
+    with registered():
+        train, test = asyncio.run(builder())
+        assert len(train) == 10
+        batches = [train.get_batch(i) for i in range(3)]
+        groups: list[Any] = [group for batch in batches for group in batch]
+        assert test is not None
+        (games,) = test.get_batch(0)
+    assert [group.logging_tags()[0] for group in groups[:6]] == [
+        "self", "pool", "random", "self", "pool", "random"
+    ]  # fmt: skip
+    assert {len(group.players) * group.num_games for group in groups} == {4, 8}
+    own = [[p is trained for p in g.players].index(True) for g in groups if g.tags == ["random"]]
+    assert set(own) == {0, 1}
+    assert {env.player_id for env in asyncio.run(games.make_envs())} == {0, 1}
+
+
+class Saver:
+    """Saves weights under a path that names the run."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+
+    async def save_weights_for_sampler(self, name: str) -> Any:
+        return SimpleNamespace(path=f"tinker://{self.run}/{name[-1]}")
+
+
+def test_a_run_that_was_killed_replaces_the_snapshots_after_its_checkpoint(tmp_path, monkeypatch):
+    """The snapshot of step 3 was saved and its checkpoint was not: the run goes on from step 2."""
+    evaluator = SnapshotBuilder(log_path=str(tmp_path))()
+    for run, steps in (("OLD", range(4)), ("NEW", range(3, 7))):
+        for step in steps:
+            monkeypatch.setattr(pool, "current_step", lambda step=step: step)
+            assert asyncio.run(evaluator(Saver(run))) == {}  # pyright: ignore
+    for step, members in ((0, ["OLD/0"]), (4, ["OLD/0", "NEW/3", "NEW/4"])):
+        assert snapshots(str(tmp_path), step, 3) == [f"tinker://{path}" for path in members]
+    assert len(snapshots(str(tmp_path), 6, 20)) == 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"opponents": ("slef",)}, "opponents: got 'slef'.*'self'"),
+        ({"game_name": "Wordle-v0"}, "Wordle-v0 cannot start"),
+        ({"game_name": "Sudoku-v0", "opponents": ("random",)}, "opponents: got 'random'"),
+        ({"game_name": "Nim-v0", "test_opponent": "optimal"}, "got 'optimal' for Nim-v0"),
+        ({"group_size": 3}, "group_size: got 3"),
+        ({"batch_size": 6}, "batch_size: got 6"),
+    ],
+)
+def test_settings_that_cannot_work(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        dataset_builder(**settings).check()
 
 
 @pytest.mark.slow
@@ -294,12 +329,13 @@ def test_every_game_that_starts_offline_takes_a_move():
         text = Game.start(GameSettings(game_name=name), 1).observe()
         for move in [*legal_moves(text)[:1], "[no such move]", ""]:
             game = Game.start(GameSettings(game_name=name), 1)
-            env = TextArenaEnv(Table(game, [None] * len(game.chairs)), game.turn, RENDERER)
+            seat = game.current_player_id
+            env = TextArenaEnv(seat, game, RENDERER, STOP_CONDITION)
             assert env.get_observation().length > 100
             try:
-                asyncio.run(env.table.make_move(game.turn, move))
+                asyncio.run(game.make_move(seat, move))
             except GameError as error:
                 broken.append((name, str(error)))
-            assert not env.table.over or env.table.outcome(game.turn) in ("win", "draw", "loss")
+            assert not game.game_done or game.outcome(seat) in ("win", "draw", "loss")
     # Its own error: State.add_observation() misses an argument.
     assert {name for name, _ in broken} <= {"CharacterConclave-v0"}
