@@ -199,6 +199,29 @@ D: Hence, (D). | answer (d) | d. 4 | (d) 4 | <think>Answer: B</think>Answer: D
 "": (e) | I | It is a dog.
 "": It's a trap. | Therefore, a dog. | 答案：A、B | 答案是A和B | Answer - none | So a is it
 "": A good answer | Neither A nor B
+B: The answer is (B). | answer is B | The final answer is $\boxed{B. Paris}$
+B: The answer is \(\boxed{B}\) | The answer is: $B$ | <answer>B</answer> | answer: b | B) 4
+B: B. Paris\n\nParis is the capital | **B. Paris** | The correct option is (B) 4
+B: The correct answer is the second one, (B). | So B is correct | The answer is not A but it is B.
+B: The statement (A) is not correct; it is (B) that holds | (B) is correct since (A) fails
+B: The answer is B. A is wrong. | Answer is (A) or (B)? I'd say (B)
+C: \boxed{C} | First \boxed{A}, corrected: \boxed{C} | **Answer: C** | The answer is "C".
+C: The answer is\n\nC | Answer\nC | The correct answer is option C: Paris
+C: The best choice is C, since | I would choose C
+C: (A) is wrong, (B) is wrong, so the answer is (C).
+C: (A) is wrong because it ignores friction. Therefore (C).
+C: A) No, that violates momentum.\n\nWe choose C. | (A) Paris (B) London (C) Rome (D) Berlin. So (C)
+C: My answer: C\n\nExplanation: A is a vowel.
+D: $\boxed{\text{D}}$ | We can eliminate A and B. So it must be D.
+D: Option A is incorrect. Option D is correct. | (A) is eliminated. Option D fits.
+D: The answer is B? No, wait: the answer is D.
+A: \boxed{\textbf{(A)}} | The correct answer is **A**. | The answer is A because it fits
+A: The correct answer is (A) the heart (B) the liver
+"": I think this is hard. | A bird can fly. | I am not sure. | The answer is a matter of taste.
+"": The answer is A good idea | The answer is I don't know | Which is A true statement?
+"": Let A be a set. Then A = B. | The answer is vitamin C. | Deficiency of vitamin C causes scurvy.
+"": Answer: A B-cell is a lymphocyte. | The answer is C++. | The answer is E | Neither A nor B.
+"": Plan B works | I. Introduction | \boxed{A bird} | A. foo\nB. bar\nC. baz\nD. qux
 """
 
 
@@ -260,6 +283,14 @@ def test_mathematics(table: str, expected: bool):
         pair for pair in again if evaluated("math500", boxed(pair[0]), pair[1]) is not expected
     ]
     assert found == []
+
+
+def test_letters():
+    expected = {answer: letter.strip('"') for answer, letter in rows(LETTERS)}
+    assert {answer: extract_mcq_answer(answer) for answer in expected} == expected
+    ten = {"The answer is I": "I", "(I)": "I", "I think the answer is (J)": "J"}
+    ten |= {"The answer is I think G": "", "I believe H": ""}
+    assert {text: extract_mcq_answer(text, "ABCDEFGHIJ") for text in ten} == ten
 
 
 def test_thinking_in_the_text():

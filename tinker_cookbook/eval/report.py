@@ -125,7 +125,13 @@ def curve_table(results: Mapping[str, BenchmarkResult]) -> Table | None:
     curves = {
         (name, measure): values
         for name, result in results.items()
-        for measure, values in (("pass@k", result.pass_at_k), ("maj@k", _majorities(result)))
+        for measure, values in (
+            ("pass@k", result.pass_at_k),
+            (
+                "maj@k",
+                {int(m[4:]): float(x) for m, x in result.metrics.items() if m.startswith("maj@")},
+            ),
+        )
         if values
     }
     # Powers of 2 and the last k are enough to show the curve.
@@ -196,8 +202,3 @@ def comparison_lines(name: str, found: PairedComparison, a: str = "a", b: str = 
                 f"{found.examples_needed:,} examples would show it (power 80%)"
             )
     return lines
-
-
-def _majorities(result: BenchmarkResult) -> dict[int, float]:
-    found = {name: value for name, value in result.metrics.items() if name.startswith("maj@")}
-    return {int(name.removeprefix("maj@")): float(value) for name, value in found.items()}

@@ -285,10 +285,14 @@ def mcnemar_p_value(only_a: int, only_b: int) -> float:
     total, fewer = only_a + only_b, min(only_a, only_b)
     if total == 0:
         return 1.0
-    counts = np.arange(fewer)
-    # log C(n, i) by the ratio of neighbours; in logarithms, since C(n, i) overflows.
-    logs = np.concatenate([[0.0], np.cumsum(np.log(total - counts) - np.log1p(counts))])
-    return min(1.0, 2 * float(np.exp(logs - total * math.log(2)).sum()))
+    logs = _log_binomials(total)[: fewer + 1] - total * math.log(2)
+    return min(1.0, 2 * float(np.exp(logs).sum()))
+
+
+def _log_binomials(total: int) -> np.ndarray:
+    """Returns log C(total, i) for i from 0 to ``total``; C itself overflows."""
+    counts = np.arange(total)
+    return np.concatenate([[0.0], np.cumsum(np.log(total - counts) - np.log1p(counts))])
 
 
 def sign_flip_p_value(differences: np.ndarray) -> float:
@@ -356,8 +360,7 @@ def _solve(trials: int, successes: int, level: float, upper_tail: bool) -> float
     """Returns the share at which P(X >= successes), or P(X <= successes), is ``level``."""
     low, high = 0.0, 1.0
     counts = np.arange(successes, trials + 1) if upper_tail else np.arange(successes + 1)
-    every = np.arange(trials)
-    logs = np.concatenate([[0.0], np.cumsum(np.log(trials - every) - np.log1p(every))])[counts]
+    logs = _log_binomials(trials)[counts]
     for _ in range(60):
         share = (low + high) / 2
         terms = logs + counts * math.log(share) + (trials - counts) * math.log1p(-share)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tinker_cookbook.eval.statistics import wilson_interval
 from tinker_cookbook.exceptions import DataValidationError
 
@@ -127,14 +129,6 @@ def roc_auc(positive: Sequence[float], negative: Sequence[float]) -> float:
     """
     if not positive or not negative:
         return math.nan
-    ordered = sorted([*((s, 1) for s in positive), *((s, 0) for s in negative)])
-    # Ranks start at 1; equal scores get their mean rank.
-    rank_sum, at = 0.0, 0
-    while at < len(ordered):
-        end = at
-        while end < len(ordered) and ordered[end][0] == ordered[at][0]:
-            end += 1
-        rank_sum += (at + 1 + end) / 2 * sum(is_positive for _, is_positive in ordered[at:end])
-        at = end
-    n = len(positive)
-    return (rank_sum - n * (n + 1) / 2) / (n * len(negative))
+    ordered = np.sort(np.asarray(negative, dtype=float))
+    lower, upper = (np.searchsorted(ordered, positive, side) for side in ("left", "right"))
+    return float((lower + upper).sum()) / (2 * len(positive) * len(negative))

@@ -1,4 +1,4 @@
-"""A benchmark inside of the SFT, RL and DPO loops, on a small real model (15 s)."""
+"""A benchmark inside of a loop, on a small real model (5 s)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,10 @@ import pytest
 import tinker
 
 from tinker_cookbook.eval import BenchmarkEvaluator
-from tinker_cookbook.eval.benchmarks import BenchmarkConfig, Example, ExampleBenchmark, Grade
+from tinker_cookbook.eval.benchmarks import Example, ExampleBenchmark, Grade
 from tinker_cookbook.exceptions import BenchmarkNotFoundError
-from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.rl import train as rl_train
-from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
-from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 from tinker_cookbook.supervised import train
-from tinker_cookbook.supervised.common import datum_from_tokens_weights
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -99,113 +94,6 @@ def test_a_supervised_run_logs_the_benchmark_and_its_score_rises(stories_model, 
     # Wilson's interval of 3 of 3.
     assert last["eval/dogs/ci_low"] == pytest.approx(0.4385, abs=1e-4)
     assert last["eval/dogs/ci_high"] == 1
-
-
-def settings_of(model, folder):
-    """Settings that the three loops share: three evaluations, before, during and after training."""
-    renderer = get_renderer("role_colon", get_tokenizer(model))
-    build = partial(
-        BenchmarkEvaluator, Dogs(), renderer, max_tokens=8, temperature=0.0, concurrency=4
-    )
-    return {
-        "log_path": str(folder),
-        "model_name": model,
-        "lora_rank": 4,
-        "eval_every": 2,
-        "save_every": 0,
-        "evaluator_builders": [build],
-        "backend": "local",
-        "device": "cpu",
-        "dtype": "float32",
-    }
-
-
-def check_evaluations(folder):
-    """Every row of an evaluation has the benchmark's metrics, and the score is their quotient."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = [row for row in rows if "eval/dogs/score" in row]
-    assert [row["step"] for row in found] == [0, 2, 4]
-    for row in found:
-        counts = [row[f"eval/dogs/{name}"] for name in ("num_examples", "num_errors")]
-        assert counts == [3, 0]
-        assert row["eval/dogs/score"] == row["eval/dogs/num_correct"] / 3
-        assert row["eval/dogs/ci_low"] <= row["eval/dogs/score"] <= row["eval/dogs/ci_high"]
-    return [row["eval/dogs/score"] for row in found]
-
-
-class DogProblems(RLDataset):
-    """The benchmark's own problems, with its grader as the reward."""
-
-    def __init__(self, renderer):
-        self._renderer = renderer
-
-    def get_batch(self, index):
-        def make(position):
-            return Dogs().make_envs(self._renderer, BenchmarkConfig())[position]
-
-        return [ProblemGroupBuilder(partial(make, i), 4) for i in range(len(TEXTS))]
-
-    def __len__(self):
-        return 4
-
-
-@chz.chz
-class DogProblemsBuilder(RLDatasetBuilder):
-    model: str
-
-    async def __call__(self):
-        return DogProblems(get_renderer("role_colon", get_tokenizer(self.model))), None
-
-
-def test_an_rl_run_logs_the_benchmark(stories_model, tmp_path):
-    config = rl_train.Config(
-        **settings_of(stories_model, tmp_path),
-        dataset_builder=DogProblemsBuilder(model=stories_model),
-        learning_rate=0.01,
-        max_tokens=8,
-    )
-    asyncio.run(rl_train.main(config))
-    check_evaluations(tmp_path)
-
-
-class DogsBeforeCats(SupervisedDataset):
-    """Pairs: the answer about the dog, then the one about a cat."""
-
-    def __init__(self, renderer):
-        self._renderer = renderer
-
-    def get_batch(self, index):
-        data, encode = [], self._renderer.tokenizer.encode
-        for text in TEXTS:
-            prompt = self._renderer.build_generation_prompt([{"role": "user", "content": text}])
-            for answer in (ANSWER, " The cat"):
-                tokens = encode(answer, add_special_tokens=False)
-                weights = [0.0] * prompt.length + [1.0] * len(tokens)
-                data.append(datum_from_tokens_weights([*prompt.to_ints(), *tokens], weights))
-        return data
-
-    def __len__(self):
-        return 4
-
-
-@chz.chz
-class PairsBuilder(SupervisedDatasetBuilder):
-    model: str
-
-    def __call__(self):
-        return DogsBeforeCats(get_renderer("role_colon", get_tokenizer(self.model))), None
-
-
-def test_a_dpo_run_logs_the_benchmark(stories_model, tmp_path):
-    config = train_dpo.Config(
-        **settings_of(stories_model, tmp_path),
-        dataset_builder=PairsBuilder(model=stories_model),
-        learning_rate=0.02,
-        show_samples=0,
-    )
-    asyncio.run(train_dpo.main_async(config))
-    scores = check_evaluations(tmp_path)
-    assert scores[-1] >= scores[0]
 
 
 def test_several_samples_and_names(stories_model):

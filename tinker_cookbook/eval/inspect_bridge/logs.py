@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -182,7 +182,7 @@ def inspect_log(folder: str | os.PathLike[str]) -> EvalLog:
 
 
 def _results(name: str, rows: Sequence[StoredTrajectory], result: BenchmarkResult) -> EvalResults:
-    from inspect_ai.log import EvalResults, EvalScore
+    from inspect_ai.log import EvalMetric, EvalResults, EvalScore
 
     graded = sum(row.error is None for row in rows)
     numbers = {"accuracy": result.score, **result.metrics}
@@ -192,17 +192,14 @@ def _results(name: str, rows: Sequence[StoredTrajectory], result: BenchmarkResul
         scorer=name,
         scored_samples=graded,
         unscored_samples=len(rows) - graded,
-        metrics=_metrics(numbers),
+        # JSON has no NaN, but metrics of an empty selection may be NaN.
+        metrics={
+            key: EvalMetric(name=key, value=value)
+            for key, value in numbers.items()
+            if math.isfinite(value)
+        },
     )
     return EvalResults(total_samples=len(rows), completed_samples=graded, scores=[score])
-
-
-def _metrics(numbers: Mapping[str, float]) -> dict[str, Any]:
-    from inspect_ai.log import EvalMetric
-
-    # JSON has no NaN, but metrics of an empty selection may be NaN.
-    finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-    return {name: EvalMetric(name=name, value=value) for name, value in finite.items()}
 
 
 def _sample(row: StoredTrajectory, model: str) -> EvalSample:
@@ -264,21 +261,17 @@ def _messages(row: StoredTrajectory, model: str) -> list[ChatMessage]:
         ContentText,
     )
 
+    kinds = {"system": ChatMessageSystem, "tool": ChatMessageTool}
     messages: list[ChatMessage] = []
     for turn in row.turns:
         role = str(turn.metadata.get("role", turn.role))
-        thinking = turn.metadata.get("thinking")
         content: Any = turn.content
-        if thinking:
+        if thinking := turn.metadata.get("thinking"):
             content = [ContentReasoning(reasoning=str(thinking)), ContentText(text=turn.content)]
         if role == "assistant":
             messages.append(ChatMessageAssistant(content=content, model=model))
-        elif role == "system":
-            messages.append(ChatMessageSystem(content=content))
-        elif role == "tool":
-            messages.append(ChatMessageTool(content=content))
         else:
-            messages.append(ChatMessageUser(content=content))
+            messages.append(kinds.get(role, ChatMessageUser)(content=content))
     return messages
 
 
