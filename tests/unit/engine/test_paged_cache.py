@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from engine_reference import draw, run_batch, without_compiler
+from engine_reference import without_compiler
 
 from tinker_cookbook.engine.sampling import paged_cache, prefix_cache
 from tinker_cookbook.engine.sampling.paged_cache import BLOCK, LayerShape, PagedCache
@@ -128,22 +128,6 @@ def base(request, stories_base, monkeypatch):
     return stories_base
 
 
-def test_samples_of_a_prompt_share_its_blocks(base):
-    sampler = Sampler(base, None)
-    scheduler = Scheduler(base, base.kv_shapes)
-    prompt = np.arange(3, 3 + 2 * BLOCK + 9)
-    settings = SamplingSettings(max_tokens=20, seed=0)
-    scheduler.add(sample_request(sampler, prompt, 6, settings))
-    for _ in range(4):
-        scheduler.step()
-    held = [table.blocks for table in scheduler._rows]
-    assert len(held) == 6
-    assert len({id(b) for blocks in held for b in blocks}) == 2 + 6
-    # Those samples, and what is kept for others.
-    assert all((b.users, b.kept) == (6, 1) for b in held[0][:2])
-    assert scheduler._cache.active_tokens == (2 + 6) * BLOCK
-
-
 def test_no_block_leaks(base):
     """Whatever ends, goes away or comes again, all blocks are free in the end, or kept."""
     sampler = Sampler(base, None)
@@ -229,26 +213,3 @@ def test_longest_prefix_match_and_lru_eviction(stories_base, monkeypatch):
     del mine, running, source, rows
     prefixes.purge()
     assert all(entry.owner() is other for entry in prefixes._entries)
-
-
-@needs_compiler
-def test_next_turn_hits_the_prefix_cache(stories_base):
-    """The blocks of a finished sample serve longer and shorter prompts, to the same bits."""
-    sampler = Sampler(stories_base, None)
-    settings = SamplingSettings(max_tokens=100, seed=1, temperature=1.0)
-    first = sample_request(sampler, np.arange(3, 90), 1, settings)
-    scheduler = run_batch(stories_base, [first])
-    answer = first.future.result()[0].tokens
-    turn = np.concatenate([first.prompt, answer, [9, 8, 7]])
-    second = sample_request(sampler, turn, 2, settings)
-    third = sample_request(sampler, turn[:120], 1, settings)
-    for request in (second, third):
-        scheduler.add(request)
-    while scheduler.busy:
-        scheduler.step()
-    assert second.future.result()[0].cached_prompt_tokens > 150
-    for request in (second, third):
-        alone = draw(Sampler(stories_base, None), request.prompt, request.num_samples, settings)
-        found = request.future.result()
-        assert [s.tokens for s in found] == [s.tokens for s in alone]
-        assert [s.logprobs for s in found] == [s.logprobs for s in alone]

@@ -5,7 +5,6 @@ Tests with the fixture ``draw`` run for the built-in sampler and for vLLM's (its
 
 from __future__ import annotations
 
-import copy
 import weakref
 
 import engine_reference as ref
@@ -176,34 +175,6 @@ def test_the_context_limits_a_sample(stories_base, tiny_base, draw):
     assert sample.stop_reason == "length"
     with pytest.raises(DataValidationError, match="128 tokens leave no room"):
         draw(Sampler(base, None), [5] * 128, 1, settings())
-
-
-@pytest.mark.parametrize("base", ["stories", "gemma2"], indirect=True)
-def test_prompt_scores_equal_a_plain_forward(base, tmp_path):
-    adapter = ref.random_adapter(base)
-    model = ref.peft_model(base, adapter, tmp_path)
-    sampler = Sampler(base, adapter)
-    prompt = ref.text(base, np.random.default_rng(4), 40)
-    ids = torch.from_numpy(prompt)[None]
-    with torch.no_grad():
-        lp = model(input_ids=ids).logits[0].log_softmax(-1).numpy()
-        exact = copy.deepcopy(model).double()(input_ids=ids).logits[0].log_softmax(-1).numpy()
-    # How far float32 is from float64 depends on the processor and its number of threads.
-    atol = max(2e-5, 3 * np.abs(lp - exact).max())
-    scores = ref.score(sampler, prompt.tolist(), logprobs=True, topk=3)
-    expected = lp[np.arange(39), prompt[1:]]
-    assert np.isnan(scores.logprobs[0])
-    np.testing.assert_allclose(scores.logprobs[1:], expected, atol=atol)
-    np.testing.assert_allclose(scores.topk_logprobs[1:], -np.sort(-lp[:39])[:, :3], atol=atol)
-    chosen = np.take_along_axis(lp[:39], scores.topk_ids[1:].astype(int), 1)
-    np.testing.assert_allclose(scores.topk_logprobs[1:], chosen, atol=atol)
-    assert (scores.topk_logprobs[0] < -9000).all()
-    last = ref.score(sampler, prompt.tolist(), logprobs=True, last_n=5).logprobs
-    assert np.isnan(last[:35]).all()
-    np.testing.assert_allclose(last[35:], expected[34:], atol=atol)
-    targets = np.random.default_rng(5).integers(0, base.vocab_size, (39, 4))
-    found = ref.score(sampler, prompt.tolist(), targets=targets).target_logprobs
-    np.testing.assert_allclose(found, np.take_along_axis(lp[:39], targets, 1), atol=2 * atol)
 
 
 def test_topk_of_samples(stories_base, draw):

@@ -112,20 +112,6 @@ def plain_logprobs(model, tokens: np.ndarray) -> np.ndarray:
     return logits.log_softmax(-1)[:-1].double().numpy()
 
 
-def test_common_prefix_is_prefilled_once(stories_base, monkeypatch):
-    computed, forward = [], stories_base.hidden_of_batch
-    monkeypatch.setattr(
-        stories_base,
-        "hidden_of_batch",
-        lambda tokens, *args: (computed.append(len(tokens)), forward(tokens, *args))[1],
-    )
-    rng = np.random.default_rng(2)
-    stem = rng.integers(3, 512, 200)
-    texts = [np.concatenate([stem, rng.integers(3, 512, 41)]) for _ in range(8)]
-    serve(Sampler(stories_base, None), [(t, {"logprobs": True}) for t in texts])
-    assert computed == [200, 8 * 40]  # the last tokens' hidden states are of no use
-
-
 @pytest.fixture
 def engine(stories_base, tmp_path):
     made = Engine("cpu", "float32")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import engine_reference as ref
 import numpy as np
 import pytest
@@ -273,45 +271,6 @@ def test_a_pass_in_step_with_other_ranks_fails_once_for_each_limit(stories_base,
         run.forward_backward(data, "cross_entropy")
     assert seen == [(37, 0), (37, 0.5), (32, 0), (16, 0), (16, 0)]
     assert run.token_budget == 16
-
-
-def test_limits_of_several_ranks_are_put_together():
-    def found(**changes) -> KnownLimits:
-        return replace(known, recomputed=dict(known.recomputed), **changes)
-
-    known = KnownLimits()
-    recomputing = found()
-    recomputing.note_recomputed(50, 0.5)
-    assert known.learn([found(failed_tokens=100, failed_free=7), recomputing, found()], free=20)
-    assert known == KnownLimits(100, 20, {50: 0.5})
-    assert not known.learn([found(), found()], free=30)
-    # With more free memory a larger micro-batch was tried, and failed.
-    assert known.learn([found(failed_tokens=300, failed_free=9), found()], free=60)
-    assert known == KnownLimits(300, 60, {50: 0.5})
-
-
-def test_recomputing_some_layers_gives_the_same_gradient(stories_base, monkeypatch):
-    from torch.utils import checkpoint as torch_checkpoint
-
-    from tinker_cookbook.engine.model import base_model
-
-    data = ref.supervised(np.random.default_rng(0), stories_base, (30, 50))
-    count, found, calls = stories_base.config.num_hidden_layers, [], []
-
-    def counting(*args, **kwargs):
-        calls.append(1)
-        return torch_checkpoint.checkpoint(*args, **kwargs)
-
-    monkeypatch.setattr(base_model, "checkpoint", counting)
-    for share in (0, 0.5, 1):
-        run = ref.make_run(stories_base)
-        monkeypatch.setattr(run, "_recomputed_share", lambda micro, share=share: share)
-        calls.clear()
-        run.forward_backward(data, "cross_entropy")
-        assert len(calls) == -(-count * share // 1) * len(run._plan(data))
-        found.append(run._gradients)
-    for other in found[1:]:
-        assert ref.relative_error(other, found[0]) <= 1e-6
 
 
 def test_replace_by_takes_everything(stories_base):

@@ -12,12 +12,10 @@ from rendering_cases import checked
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
-    Message,
     TextPart,
     ThinkingPart,
     ToolCall,
     ToolSpec,
-    TrainOnWhat,
 )
 
 QUESTION = {"role": "user", "content": "Hi"}
@@ -138,17 +136,6 @@ def test_arguments_keep_their_spelling_in_v3_2(make_renderer):
     example, weights = renderer.build_supervised_example([QUESTION, message])
     pairs = zip(example.to_ints(), weights.tolist(), strict=True)
     assert [token for token, weight in pairs if weight] == tokens
-
-
-def test_chains_of_calls_share_an_example_in_v3_2(make_renderer):
-    """Thinking between results stays until the next question."""
-    renderer = make_renderer("deepseekv3_2_thinking", "deepseek_v3_1")
-    chain = [QUESTION, called(call()) | THOUGHT]
-    chain += [RESULT, THOUGHT]
-    turns: list[Message] = [*chain, *chain]
-    what = TrainOnWhat.ALL_ASSISTANT_MESSAGES
-    assert len(renderer.build_merged_examples(chain, what)) == 1
-    assert len(renderer.build_merged_examples(turns, what)) == 2
 
 
 def test_a_merged_call_follows_the_prompt_from_which_it_is_sampled(make_renderer):

@@ -12,12 +12,8 @@ from families.gpt_oss import CASES, conversations
 from family_case import Side
 from gpt_oss_cases import (
     MEDIUM,
-    RESULT,
     USER,
-    calling,
-    part,
     prompt_text,
-    thinking,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -202,39 +198,3 @@ def test_each_result_has_the_name_of_its_call(tokenizer, results, authors):
 
 
 # Training
-
-
-def test_each_trained_answer_has_the_prompt_of_inference(load):
-    side = load(CASES[1])
-
-    @checked(40)
-    @given(messages=cut_conversations(conversations(False, open_thinking=True)))
-    def check(messages):
-        answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-        examples = side.renderer.build_supervised_examples(messages, "all_assistant_messages")
-        spans = []
-        for example, weights in examples:
-            tokens, trained = example.to_ints(), [*weights.tolist(), 0.0]
-            starts = [i for i, w in enumerate(trained) if w and not (i and trained[i - 1])]
-            spans += [(tokens[:i], tokens[i : i + trained[i:].index(0.0)]) for i in starts]
-        assert len(spans) == len(answers)
-        for i, (prompt, said) in zip(answers, spans, strict=True):
-            assert prompt == side.expected(messages[:i], prompt=True)
-            alone = {**messages[i], "role": "assistant"}
-            assert said == side.expected([USER, alone])[len(side.expected([USER], prompt=True)) :]
-
-    check()
-
-
-def test_calls_share_an_example_with_their_answer(renderer):
-    first = calling(thinking("t"))
-    answer = {"role": "assistant", "content": [thinking("u"), part("a")]}
-    messages = [USER, first, RESULT, first, RESULT, answer]
-    examples = renderer.build_merged_examples([*messages, *messages])
-    assert len(examples) == 1
-    both = renderer.build_merged_examples([*messages, *messages], "all_assistant_messages")
-    assert len(both) == 2
-    text = renderer.tokenizer.decode(both[0][0].to_ints())
-    assert text.count("<|channel|>analysis<|message|>t<|end|>") == 2
-    single = renderer.build_supervised_example(messages, "all_assistant_messages")[0]
-    assert "<|message|>t<|end|>" not in renderer.tokenizer.decode(single.to_ints())

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_cases import pictures, qwen_image_processor
-from PIL import Image, ImageOps
+from PIL import Image
 from tiny_vlm import tiny_vlm
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError
@@ -62,31 +62,6 @@ def test_tokens_are_what_the_processor_makes(make):
         assert chunk.expected_tokens == chunk.length == grid.prod() // processor.merge_size**2
 
     check()
-
-
-@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1"])
-def test_other_images_become_png_of_the_same_pixels(mode):
-    image = Image.linear_gradient("L").resize((40, 30)).convert(mode)
-    chunk = image_to_chunk(image, qwen_image_processor())
-    assert (chunk.format, pixels(chunk).mode) == ("png", "RGB")
-    assert pixels(chunk).tobytes() == image.convert("RGB").tobytes()
-
-
-def test_first_frame_and_orientation(tmp_path):
-    processor = qwen_image_processor()
-    frames = [Image.new("RGB", (30, 20), color) for color in ("red", "blue")]
-    for kind in ("gif", "png"):
-        frames[0].save(tmp_path / "x", format=kind, save_all=True, append_images=frames[1:])
-        chunk = image_to_chunk(tmp_path / "x", processor)
-        assert getattr(pixels(chunk), "n_frames", 1) == 1
-        assert pixels(chunk).getpixel((0, 0)) == (255, 0, 0)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    pictures()[4].convert("RGB").save(tmp_path / "x.jpg", exif=exif)
-    chunk = image_to_chunk(tmp_path / "x.jpg", processor)
-    upright = ImageOps.exif_transpose(Image.open(tmp_path / "x.jpg"))
-    assert pixels(chunk).tobytes() == upright.tobytes()
-    assert pixels(chunk).size == (333, 100)
 
 
 def test_max_image_size_bounds_the_image_and_its_tokens(tokenizer_folder):

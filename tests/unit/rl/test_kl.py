@@ -23,7 +23,6 @@ from tinker_cookbook.rl.metrics import (
     compute_kl_sample_train,
     discounted_future_sum_vectorized,
     post_kl_metrics,
-    score_sequences,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.model_inputs import score_datums, whole_sequence
@@ -244,18 +243,6 @@ def test_the_penalty_of_the_real_model_against_its_base(client, service, stories
             advantage + 0.1 * (metrics["kl_policy_base"] - (f["logprobs"] - reference))
         )
         assert f["advantages"] == pytest.approx(expected, abs=1e-5)
-
-
-def test_whole_sequences_are_scored_with_the_tokens_that_this_took(client, stories_model):
-    data = sampled_data(client, get_tokenizer(stories_model))
-    sampler = client.save_weights_and_get_sampling_client().result()
-    sequences = [whole_sequence(datum) for datum in data]
-    scores, usage = asyncio.run(score_sequences(sampler, sequences))
-    for datum, values in zip(data, scores, strict=True):
-        assert values[0] is None
-        assert values[1:] == pytest.approx(exact_logprobs(stories_model, datum), abs=1e-4)
-    assert usage.sampled == len(data)
-    assert usage.prefill_cached + usage.prefill_uncached == sum(s.length for s in sequences)
 
 
 def test_the_functions_of_the_official_cookbook_also_give_the_tokens_that_this_took(

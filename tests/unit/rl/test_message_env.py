@@ -7,7 +7,6 @@ import threading
 
 import byte_tokenizer
 import pytest
-from rollout_samples import Group
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import DataValidationError
@@ -21,7 +20,6 @@ from tinker_cookbook.rl.envs.message_env import (
 )
 from tinker_cookbook.rl.report.diagnosis import diagnose
 from tinker_cookbook.rl.rollouts.episode import run_rollout
-from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.rollouts.hooks import RolloutHooks
 from tinker_cookbook.rl.rollouts.limits import (
     ParseErrorPolicy,
@@ -301,24 +299,6 @@ def test_hooks_put_messages_into_the_conversation(renderer):
     assert policy.prompts[0] == "User: go\n\nUser: hurry 0\n\nAssistant:"
     assert policy.prompts[1].startswith(policy.prompts[0] + " a")
     assert policy.prompts[1].endswith("User: you said a\n\nUser: hurry 1\n\nAssistant:")
-
-
-def test_a_group_with_hooks_still_shares_its_first_request(renderer):
-    class Counting(Says):
-        async def sample_many(self, model_input, stop, num_samples):
-            assert b"hurry" in bytes(self.codec.decode(model_input.to_ints()), "utf8")
-            requests.append(num_samples)
-            one = await self(model_input, stop)
-            return [one] * num_samples
-
-    requests = []
-
-    def make():
-        return EnvFromMessageEnv(renderer, Echo(1))
-
-    group = asyncio.run(do_group_rollout(Group(make, make), Counting(renderer, "a"), hooks=Hurry()))
-    assert requests == [2]
-    assert len(group.trajectories_G) == 2
 
 
 def test_history_keeps_messages_in_the_order_in_which_they_were_said():

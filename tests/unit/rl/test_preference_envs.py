@@ -187,15 +187,6 @@ def test_a_lazy_judge_is_made_once_when_first_asked_and_travels_as_its_builder(r
     assert len(_made) == 1
 
 
-def test_a_group_that_travelled_earns_the_same(stories_model):
-    # A renderer travels by the name of its tokenizer, so it must be one that can be loaded there.
-    renderer = get_renderer("role_colon", get_tokenizer(stories_model))
-    builder = group(renderer, LazyPreferenceModel(NumberJudgeBuilder()), 2)
-    policy = Says(renderer, "1", "4")
-    played = play(pickle.loads(pickle.dumps(builder)), policy)
-    assert played.get_total_rewards() == pytest.approx([-0.3, 0.3])
-
-
 @pytest.mark.slow
 def test_a_group_is_judged_in_another_process(stories_model):
     renderer = get_renderer("role_colon", get_tokenizer(stories_model))

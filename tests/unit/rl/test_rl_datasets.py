@@ -97,17 +97,6 @@ def test_groups_are_drawn_by_weight_each_pass_over_a_source_in_an_order_of_its_o
         assert len({tuple(one) for one in passes}) > 1
 
 
-def test_without_a_number_of_batches_a_mixture_ends_with_its_first_source():
-    # Of 4 groups a batch 3 come from the source of 5 groups: 5 / 3 batches.
-    train, _ = build(mixture(total_batches=None))
-    assert len(train) == 1
-    sources = [NumberedBuilder(sizes=(1,) * n, name=str(n)) for n in (10, 100)]
-    train, _ = build(
-        mixture(sources=sources, weights=[1, 1], groups_per_batch=1, total_batches=None)
-    )
-    assert len(train) == 20
-
-
 def test_a_mixture_is_the_same_in_any_order_and_another_by_another_seed():
     train, _ = build(mixture())
     again, _ = build(mixture())

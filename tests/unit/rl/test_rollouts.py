@@ -289,23 +289,6 @@ def test_a_hook_may_let_a_rollout_go_on():
     assert hooks.reasons == [("completed", 1), ("completed", 2), ("max_turns", 2)]
 
 
-def test_settings_that_an_environment_does_not_support_are_logged_once(caplog):
-    class Plain(Steps):
-        pass
-
-    for _ in range(2):
-        rollout(
-            Plain(),
-            limits=RolloutLimits(max_tool_calls=1),
-            parse_errors=ParseErrorPolicy(max_consecutive=1),
-        )
-    logged = [record.getMessage() for record in caplog.records]
-    assert [("max_tool_calls" in one, "set_parse_error_policy" in one) for one in logged] == [
-        (True, False),
-        (False, True),
-    ]
-
-
 def test_messages_need_an_environment_of_messages():
     class Hooks(RolloutHooks):
         async def on_turn_begin(self, state):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from tinker_cookbook.exceptions import (
 )
 from tinker_cookbook.rl.metric_util import RLTestSetEvaluator, compute_trajectory_metrics
 from tinker_cookbook.rl.report.rollout_logging import RolloutSummaryExportConfig
-from tinker_cookbook.rl.rollouts.group import do_group_rollout, set_rollout_executor
+from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, StepResult
 from tinker_cookbook.stores import LocalStorage, TrainingRunStore
@@ -155,20 +154,6 @@ def test_the_whole_test_set_is_played_and_measured(sampler):
     # Batches are built in threads, off the loop that drives sampling.
     assert dataset.threads
     assert threading.main_thread() not in dataset.threads
-
-
-def test_groups_are_played_where_the_executor_says(sampler):
-    inline = evaluate(RLTestSetEvaluator(Stories(4), max_tokens=5, seed=1), sampler)
-    with ThreadPoolExecutor(2, thread_name_prefix="player") as pool:
-        dataset = Stories(4)
-
-        async def run():
-            set_rollout_executor(pool)
-            return await RLTestSetEvaluator(dataset, max_tokens=5, seed=1)(sampler)
-
-        pooled = asyncio.run(run())
-    assert {name.partition("_")[0] for name in dataset.watch.threads} == {"player"}
-    assert pooled["test/env/all/reward/total"] == inline["test/env/all/reward/total"]
 
 
 def test_temperature_and_the_like_are_knobs(sampler):

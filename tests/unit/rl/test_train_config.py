@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 
 import chz
 import pytest
@@ -13,8 +11,7 @@ from animal_stories import StoryDataset, StoryDatasetBuilder, story_config
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.task import TaskConfig
-from tinker_cookbook.rl.train import AsyncConfig, KLReferenceConfig, StreamMinibatchConfig
-from tinker_cookbook.run.config import dump_config, load_config
+from tinker_cookbook.rl.train import AsyncConfig, StreamMinibatchConfig
 
 ASYNC = AsyncConfig(max_steps_off_policy=1, groups_per_batch=4)
 STREAM = StreamMinibatchConfig(groups_per_batch=4, num_minibatches=2)
@@ -142,25 +139,3 @@ def test_the_first_batch_must_fit_the_settings(stories_model, tmp_path):
         check(0)
     # An asynchronous run makes its own batches.
     assert check(3, async_config=ASYNC, num_substeps=2) == 3
-
-
-def test_the_config_survives_its_file(stories_model, tmp_path):
-    config = story_config(
-        stories_model,
-        tmp_path,
-        async_config=ASYNC,
-        loss_fn="ppo",
-        loss_fn_config={"clip_low_threshold": 0.7},
-        kl_reference_config=KLReferenceConfig(base_model=stories_model),
-    )
-    assert load_config(dump_config(config)) == config
-
-
-def test_importing_the_loop_loads_nothing_heavy():
-    code = (
-        "import sys, tinker_cookbook.rl.train;"
-        "heavy = {'torch', 'transformers', 'datasets', 'tinker', 'peft', 'wandb'};"
-        "print(heavy & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

@@ -16,13 +16,10 @@ import pytest
 import tinker
 from talk_samples import ASK, END, answers, encode, group_of, talk, tokenizer
 
-from tinker_cookbook.completers import TinkerTokenCompleter
-from tinker_cookbook.exceptions import TrainingError
 from tinker_cookbook.rl.advantages import compute_advantages
 from tinker_cookbook.rl.report.transcript_text import TokenText, plain
 from tinker_cookbook.rl.report.transcripts import TranscriptWriter, group_log, member_log
 from tinker_cookbook.rl.types import RolloutError, StopReason, Trajectory, Transition
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils import logtree
 
 HINTS = talk(
@@ -231,37 +228,3 @@ def test_settings_say_which_files_there_are(tmp_path: Path):
     assert names("test", split="eval_test", json_export=False) == ["eval_test.html"]
     tree = json.loads((tmp_path / "all/iteration_000003/train_logtree.json").read_text())
     assert tree["root"]["tag"] == "body"
-
-
-def test_files_that_cannot_be_written_are_an_error(tmp_path: Path):
-    (tmp_path / "iteration_000003").write_text("in the way")
-    writer = TranscriptWriter(tmp_path, tokenizer=tokenizer())
-    writer.write(3, "train", [answers(0.0)], [[]])
-    with pytest.raises(TrainingError, match="num_groups_to_log=0"):
-        writer.flush()
-    writer.close()
-
-
-@pytest.mark.shared
-def test_real_samples_of_a_small_model(tmp_path: Path, stories_model):
-    """The text of prompt and answer together is what the tokenizer says of all tokens."""
-    from tinker_cookbook.backends import connect
-
-    service = connect("local", device="cpu", dtype="float32").service
-    client = service.create_sampling_client(base_model=stories_model).result()
-    stories = get_tokenizer(stories_model)
-    prompt = tinker.ModelInput.from_ints(stories.encode("Once upon a time, there was a"))
-    policy = TinkerTokenCompleter(client, max_tokens=24, seed=1)
-    samples = asyncio.run(policy.sample_many(prompt, ["\x00"], 4))
-    trajectories = [
-        Trajectory([Transition(prompt, sample, float(i), True)], prompt)
-        for i, sample in enumerate(samples)
-    ]
-    folder = write(tmp_path, [group_of(*trajectories)], tokenizer=stories)
-    for row, sample in zip(rows_of(folder), samples, strict=True):
-        step = row["steps"][0]
-        whole = stories.decode([*prompt.to_ints(), *sample.tokens])
-        assert step["prompt_text"] + step["action_text"] == whole
-        assert step["ac_len"] == 24
-    page = Page((folder / "train.html").read_text())
-    assert rows_of(folder)[2]["steps"][0]["action_text"].strip() in page.by_id["group-0-sample-2"]

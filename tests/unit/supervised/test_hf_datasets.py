@@ -71,14 +71,6 @@ def test_without_hub_and_cache_the_way_out_is_named_in_seconds(no_hub, empty_cac
     assert constants.HF_HUB_OFFLINE is False
 
 
-def test_local_rows_are_not_unified_into_columns(tmp_path):
-    rows = [row("a"), {"messages": [{"role": "user", "content": [{"type": "text", "text": "b"}]}]}]
-    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    assert load_hf_dataset(str(tmp_path), "train") == rows
-    assert load_hf_dataset(str(tmp_path / "rows.json"), "train") == rows
-
-
 def test_parquet_folders_like_those_of_the_hub(tmp_path):
     import datasets
 

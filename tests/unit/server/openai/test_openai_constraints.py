@@ -142,21 +142,6 @@ ALPHABET = sorted(
 )  # the vocabulary of the scripted model, behind five special tokens
 
 
-def test_a_completion_is_constrained(oai, stories_model):
-    for more, check in (
-        ({"guided_json": CITY}, lambda text: jsonschema.validate(json.loads(text), CITY)),
-        ({"structured_outputs": {"json": json.dumps(CITY)}}, json.loads),
-        ({"guided_regex": "[ab]{3}c"}, lambda text: text.index("c") == 3 or 1 / 0),
-        ({"structured_outputs": {"choice": ["red", "blue"]}}, ["red", "blue"].index),
-    ):
-        found = oai.completions.create(
-            model=stories_model, prompt="Once", max_tokens=200, seed=3, n=2, extra_body=more
-        )
-        for choice in found.choices:
-            assert choice.finish_reason == "stop"
-            check(choice.text)
-
-
 def test_penalties_bias_and_lengths_have_their_effect(oai, stories_model):
     def create(**more):
         extra = {

@@ -192,21 +192,3 @@ def test_images_that_are_not_read_name_the_part(oai, seeing_model, stories_model
     with pytest.raises(openai.BadRequestError, match="scheme 'ftp'") as error:
         oai.responses.create(model=seeing_model, input=items, extra_body=VL)
     assert error.value.response.json()["error"]["param"] == "input[0].content[0]"
-
-
-def test_prompts_of_the_sdk_that_are_not_read_name_the_chunk(sdk, seeing_model, picture):
-    sampler = sdk.create_sampling_client(base_model=seeing_model)
-    data = picture.read_bytes()
-    errors = tinker.APIStatusError, tinker.RequestFailedError
-    for chunk, said in (
-        (types.ImageChunk(data=data, format="png", expected_tokens=5), "expected_tokens is 5"),
-        (types.ImageChunk(data=data[:50], format="png"), "prompt: chunk 1.* cannot be read"),
-        (
-            types.ImageAssetPointerChunk(location="/etc/passwd", format="png"),
-            "location: this server",
-        ),
-        (types.EncodedTextChunk(tokens=[1 << 62]), "less than 4611686018427387904"),
-    ):
-        prompt = types.ModelInput(chunks=[*TEXT, chunk])
-        with pytest.raises(errors, match=said):
-            sampler.sample(prompt, 1, types.SamplingParams(max_tokens=1)).result()
