@@ -21,7 +21,7 @@ from PIL import Image
 from tinker_cookbook import model_info
 from tinker_cookbook.backends import connect
 from tinker_cookbook.image_processing_utils import get_image_processor
-from tinker_cookbook.recipes.tiny_vlm import RENDERER, make_tiny_vlm
+from tinker_cookbook.recipes.tiny_models.vlm import RENDERER, make_tiny_vlm
 from tinker_cookbook.renderers import (
     ImagePart,
     Message,

@@ -28,7 +28,6 @@ from tinker_cookbook.recipes.decisions.decision import (
     PrefixedChoiceRenderer,
     sample_decision,
 )
-from tinker_cookbook.recipes.decisions.table import brier
 from tinker_cookbook.recipes.decisions.train import decision_dist_datums, probability_loss
 from tinker_cookbook.recipes.forecasting.data import (
     ForecastExample,
@@ -51,7 +50,7 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import TrainingConfig, check_model, number
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.imports import tinker
+from tinker_cookbook.utils.imports import tinker, torch
 
 YES, NO = "yes", "no"
 REPLIES: Mapping[str, str] = {YES: "choice#Y", NO: "choice#N"}
@@ -73,8 +72,11 @@ DECISION_TEMPLATE = (
     "\n"
     "Market close time: {close_time}"
 )
-brier_score_loss = brier
-"""The Brier score of both choices, twice ``(p_yes - outcome)^2``."""
+
+
+def brier_score_loss(choice_probs: torch.Tensor, target_probs: torch.Tensor) -> torch.Tensor:
+    """Returns the Brier score of all choices (Brier 1950): the sum of squared differences."""
+    return (choice_probs - target_probs).square().sum()
 
 
 class YesNoChoiceRenderer(ChoiceRenderer):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
 from tinker_cookbook.recipes.search_tool.corpus import Document, read_corpus
-from tinker_cookbook.recipes.tiny_llama import new_folder
+from tinker_cookbook.recipes.tiny_models.llama import new_folder
 from tinker_cookbook.utils.imports import missing_extra
 
 _DOCUMENTS = "documents.jsonl"

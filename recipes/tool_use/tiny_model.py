@@ -19,7 +19,7 @@ from typing import Any
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.tiny_llama import (
+from tinker_cookbook.recipes.tiny_models.llama import (
     Row,
     TinyModelSettings,
     new_folder,

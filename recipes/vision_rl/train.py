@@ -21,8 +21,8 @@ import chz
 
 from tinker_cookbook import cli_utils
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.tiny_llama import TinyModelSettings, make_model_once
-from tinker_cookbook.recipes.tiny_vlm import RENDERER, Example, example_of, make_tiny_vlm
+from tinker_cookbook.recipes.tiny_models.llama import TinyModelSettings, make_model_once
+from tinker_cookbook.recipes.tiny_models.vlm import RENDERER, Example, example_of, make_tiny_vlm
 from tinker_cookbook.recipes.vision_rl.env import START_SEED, PictureDatasetBuilder
 from tinker_cookbook.recipes.vision_rl.pictures import KINDS, Kind, make_pictures, texts
 from tinker_cookbook.renderers import Message

@@ -20,10 +20,10 @@ import chz
 
 from tinker_cookbook import cli_utils, plot
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes import seeing_demo, tiny_vlm
-from tinker_cookbook.recipes.seeing_demo import make_seeing_demo
-from tinker_cookbook.recipes.tiny_llama import make_model_once
-from tinker_cookbook.recipes.tiny_vlm import make_tiny_vlm
+from tinker_cookbook.recipes.tiny_models import demo_vlm, vlm
+from tinker_cookbook.recipes.tiny_models.demo_vlm import make_seeing_demo
+from tinker_cookbook.recipes.tiny_models.llama import make_model_once
+from tinker_cookbook.recipes.tiny_models.vlm import make_tiny_vlm
 from tinker_cookbook.recipes.vlm_classifier.data import (
     DATASET_HELP,
     TrainingImages,
@@ -136,7 +136,7 @@ def with_model(config: ExperimentConfig) -> ExperimentConfig:
     return chz.replace(
         config,
         model_name=folder,
-        renderer_name=config.renderer_name or (tiny_vlm if tiny else seeing_demo).RENDERER,
+        renderer_name=config.renderer_name or (vlm if tiny else demo_vlm).RENDERER,
         # Its vision tower has random weights, so it must be trained too.
         train_vision=True,
         max_steps=config.max_steps or (None if tiny else 70),

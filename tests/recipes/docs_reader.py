@@ -77,7 +77,6 @@ SETTINGS: dict[str, dict[str, str]] = {
     "recipes.rubric.train_judge": {**RUN, **ROLE_COLON, "batch_size": "2"},
     "recipes.rubric.train": {**RL, "eval_every": "0"},
     "recipes.decisions.demo": {**ROLE_COLON, "device": "cpu"},
-    "recipes.decisions.table": {**RUN, **ROLE_COLON, "batch_size": "2"},
     "recipes.decisions.forecasting": {**RUN, **ROLE_COLON, "max_validation_questions": "2"},
     "recipes.forecasting.data": {},
     "recipes.forecasting.synthetic": {"num_format_examples": "2"},

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from recipe_runs import RecipeRuns
 
-from recipes.tiny_llama import make_model_once, new_folder
-from recipes.tiny_vlm import RENDERER, make_tiny_vlm
+from recipes.tiny_models.llama import make_model_once, new_folder
+from recipes.tiny_models.vlm import RENDERER, make_tiny_vlm
 from recipes.vision_rl import train
 from recipes.vision_rl.env import PictureEnv, picture_renderer
 from recipes.vision_rl.pictures import KINDS, Picture, make_pictures, texts

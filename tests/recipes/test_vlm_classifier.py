@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from recipe_runs import RecipeRuns
 
-from recipes.tiny_vlm import RENDERER, make_tiny_vlm
+from recipes.tiny_models.vlm import RENDERER, make_tiny_vlm
 from recipes.vlm_classifier import data, eval_sweep, sweep, train
 from recipes.vlm_classifier.images import image_data
 from tinker_cookbook.exceptions import ConfigurationError, DataError

@@ -24,7 +24,7 @@ from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import (
     OptimalOpponent,
     RandomOpponent,
 )
-from tinker_cookbook.recipes.tiny_llama import (
+from tinker_cookbook.recipes.tiny_models.llama import (
     Row,
     TinyModelSettings,
     new_folder,

@@ -20,7 +20,7 @@ from tinker_cookbook.recipes.decisions import (
     probability_loss,
     sample_decision,
 )
-from tinker_cookbook.recipes.decisions.table import CHOICES, brier, compare, make_table
+from tinker_cookbook.recipes.decisions.forecasting import brier_score_loss
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -94,7 +94,7 @@ def test_brier_loss_and_its_gradient_are_those_of_the_model(renderer, service, s
     """The step that the engine makes lowers the loss as a finite difference says."""
     data = decision_dist_datums(renderer, [(DECISION, {"red": 0.5, "blue": 0.5})])
     client = service.create_lora_training_client(stories_model, rank=4, seed=0).result()
-    loss = probability_loss(brier)
+    loss = probability_loss(brier_score_loss)
     result = client.forward_backward_custom(data, loss).result()
     probs = asyncio.run(
         sample_decision(
@@ -110,28 +110,6 @@ def test_brier_loss_and_its_gradient_are_those_of_the_model(renderer, service, s
     client.optim_step(types.AdamParams(learning_rate=1e-3)).result()
     after = client.forward_backward_custom(data, loss).result().metrics["loss"]
     assert after < expected
-
-
-def test_the_true_table_is_the_bound(renderer):
-    table = make_table(0)
-    assert len(table) == 12
-    assert table == make_table(0)
-
-    class Knowing:
-        async def sample(self, prompt, **others):
-            import tinker
-
-            text = renderer.tokenizer.decode(prompt.to_ints())
-            (cell,) = [one for one in table if one.decision.text in text]
-            rows = torch.zeros(prompt.length - 1, len(CHOICES))
-            rows[-1] = torch.tensor([cell.probabilities[name] for name in CHOICES]).log() - 3
-            return type(
-                "Response", (), {"target_prompt_logprobs": tinker.TensorData.from_torch(rows)}
-            )
-
-    metrics, _ = asyncio.run(compare(Knowing(), renderer, table))  # type: ignore[arg-type]
-    assert metrics["test/max_error"] < 1e-5
-    assert metrics["test/brier"] == pytest.approx(metrics["test/brier_bound"])
 
 
 def test_wrong_decisions_are_named(renderer):

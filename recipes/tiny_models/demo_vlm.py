@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tinker_cookbook.demo.model import DEMO_MODEL
 from tinker_cookbook.engine.model.resolve import resolve_model
 from tinker_cookbook.image_processing_utils import get_image_processor
-from tinker_cookbook.recipes.tiny_llama import new_folder
+from tinker_cookbook.recipes.tiny_models.llama import new_folder
 from tinker_cookbook.utils.imports import torch
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Trains a model on a generated table whose probabilities are known exactly.
 
-    python -m recipes.decisions.table
-    python -m recipes.decisions.table loss=cross_entropy soft=true
+    python benchmarks/studies/decisions_table.py
+    python benchmarks/studies/decisions_table.py loss=cross_entropy soft=true
 
 Each cell of the table (a day and a weather) has its own probabilities of the choices. The training
 data are outcomes that are sampled from them or, with ``soft``, the probabilities themselves. The
@@ -29,6 +29,7 @@ from tinker_cookbook.recipes.decisions.decision import (
     DecisionRenderer,
     sample_decision,
 )
+from tinker_cookbook.recipes.decisions.forecasting import brier_score_loss
 from tinker_cookbook.recipes.decisions.train import (
     decision_choice_datums,
     decision_dist_datums,
@@ -93,11 +94,6 @@ def make_table(seed: int) -> list[Cell]:
     return cells
 
 
-def brier(choice_probs: torch.Tensor, target_probs: torch.Tensor) -> torch.Tensor:
-    """Returns the Brier score of all choices (Brier 1950): the sum of squared differences."""
-    return (choice_probs - target_probs).square().sum()
-
-
 def cross_entropy(choice_probs: torch.Tensor, target_probs: torch.Tensor) -> torch.Tensor:
     """Returns the cross-entropy over the choices, for soft targets."""
     return -(target_probs * choice_probs.clamp_min(1e-12).log()).sum()
@@ -153,7 +149,7 @@ def train_on(
         (cell.decision, cell.probabilities if outcome is None else {outcome: 1.0})
         for cell, outcome in batch
     ]
-    function = brier if loss == "brier" else cross_entropy
+    function = brier_score_loss if loss == "brier" else cross_entropy
     data = decision_dist_datums(renderer, targets)
     return client.forward_backward_custom(data, probability_loss(function)).result()
 

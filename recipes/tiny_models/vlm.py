@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.image_processing_utils import get_image_processor
-from tinker_cookbook.recipes.tiny_llama import TinyModelSettings, fit, new_folder, word_tokenizer
+from tinker_cookbook.recipes.tiny_models.llama import (
+    TinyModelSettings,
+    fit,
+    new_folder,
+    word_tokenizer,
+)
 from tinker_cookbook.renderers import Message, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.imports import torch
