@@ -9,7 +9,6 @@ import pytest
 import soft_samples as ref
 import tinker
 import torch
-from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.distillation.topk_distributions import (
     SoftDatum,
@@ -24,18 +23,6 @@ from tinker_cookbook.exceptions import (
     DataError,
     DataValidationError,
 )
-
-
-@pytest.fixture(scope="module")
-def place(stories_model):
-    made = ref.Place.of(stories_model)
-    yield made
-    made.service.close()
-
-
-@pytest.fixture(scope="module")
-def plain(stories_model):
-    return AutoModelForCausalLM.from_pretrained(stories_model, dtype=torch.float64).eval()
 
 
 def data_of(place) -> list[tinker.Datum]:
@@ -54,16 +41,16 @@ def student_logprobs(place, soft):
     return [record["logprobs"] for record in output.loss_fn_outputs]
 
 
-def test_the_teachers_top_k_are_those_of_transformers(place, plain):
+def test_the_teachers_top_k_are_those_of_transformers(place, plain_stories):
     ids = place.tokenizer.encode(" ".join(map("".join, ref.STORIES)))
     found, _ = asyncio.run(score_with_topk(place.teacher, tinker.ModelInput.from_ints(ids), 20))
     with torch.no_grad():
-        expected = plain(torch.tensor([ids])).logits[0, :-1].log_softmax(-1).topk(20)
+        expected = plain_stories(torch.tensor([ids])).logits[0, :-1].log_softmax(-1).topk(20)
     assert np.array_equal(found.ids, expected.indices.numpy())
     assert np.abs(found.logprobs - expected.values.numpy()).max() < 2e-5
 
 
-def test_targets_stand_where_the_example_is_trained(place, plain):
+def test_targets_stand_where_the_example_is_trained(place, plain_stories):
     item = ref.datum(place.tokenizer, *ref.STORIES[0])
     weights = item.loss_fn_inputs["weights"].to_numpy()
     (soft,) = soften(place, [item], k=5)
@@ -73,7 +60,7 @@ def test_targets_stand_where_the_example_is_trained(place, plain):
     assert np.allclose(got.sum(-1), weights, atol=1e-6)
     assert np.array_equal(soft.mass > 0, weights > 0)
     with torch.no_grad():
-        logits = plain(torch.tensor([item.model_input.to_ints()])).logits[0]
+        logits = plain_stories(torch.tensor([item.model_input.to_ints()])).logits[0]
     at = int(np.flatnonzero(weights)[0])
     top = logits[at].softmax(-1).topk(5)
     targets = soft.datum.loss_fn_inputs["target_tokens"].to_numpy()
@@ -97,7 +84,7 @@ def test_loss_and_gradient_equal_autograd_through_peft(place):
     assert ref.relative_error(place.gradients(), expected) < 1e-5
 
 
-def test_distances_with_all_tokens_are_the_exact_ones(place, plain):
+def test_distances_with_all_tokens_are_the_exact_ones(place, plain_stories):
     soft = soften(place, data_of(place), k=512)
     found = distance_metrics(soft, student_logprobs(place, soft))
     model = place.peft_model()
@@ -106,7 +93,7 @@ def test_distances_with_all_tokens_are_the_exact_ones(place, plain):
         tokens = torch.tensor([item.model_input.to_ints()])
         at = item.loss_fn_inputs["weights"].to_torch() > 0
         with torch.no_grad():
-            t = plain(tokens).logits[0].log_softmax(-1)[at]
+            t = plain_stories(tokens).logits[0].log_softmax(-1)[at]
             s = model(input_ids=tokens).logits[0].log_softmax(-1)[at]
         kls += (t.exp() * (t - s)).sum(-1).tolist()
         entropies += (-t.exp() * t).sum(-1).tolist()

@@ -6,7 +6,6 @@ import asyncio
 import json
 
 import pytest
-from chat_model import make_chat_model
 
 from tinker_cookbook.distillation import datasets as prompts_module
 from tinker_cookbook.distillation.datasets import (
@@ -24,11 +23,6 @@ from tinker_cookbook.exceptions import (
 )
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    return make_chat_model(tmp_path_factory.mktemp("chat"))
 
 
 def write(path, *rows) -> str:

@@ -26,13 +26,6 @@ DEMONSTRATIONS = [("What is big?", "The sun is big."), ("Who ran?", "Tom ran to 
 
 
 @pytest.fixture(scope="module")
-def place(stories_model):
-    made = ref.Place.of(stories_model)
-    yield made
-    made.service.close()
-
-
-@pytest.fixture(scope="module")
 def renderer(place):
     return get_renderer("role_colon", place.tokenizer)
 

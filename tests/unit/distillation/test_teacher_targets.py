@@ -9,7 +9,6 @@ import pytest
 import soft_samples as ref
 import tinker
 import torch
-from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.distillation.on_policy_teachers import Teacher, TopKReverseKL, TopKSignal
 from tinker_cookbook.distillation.sdft_targets import answer_datum
@@ -17,18 +16,6 @@ from tinker_cookbook.rl.types import Trajectory
 
 ANSWERS = [("Who ran?", " Tom and the dog ran and ran."), ("What is big?", " The sun is.")]
 VOCABULARY = 512
-
-
-@pytest.fixture(scope="module")
-def place(stories_model):
-    made = ref.Place.of(stories_model)
-    yield made
-    made.service.close()
-
-
-@pytest.fixture(scope="module")
-def plain(stories_model):
-    return AutoModelForCausalLM.from_pretrained(stories_model, dtype=torch.float64).eval()
 
 
 def judged(place, k):
@@ -48,7 +35,9 @@ def kl(p, q):
 
 
 @pytest.mark.parametrize("k", [3, VOCABULARY])
-def test_the_loss_is_the_reverse_kl_of_the_places_and_its_gradient_autograds(place, plain, k):
+def test_the_loss_is_the_reverse_kl_of_the_places_and_its_gradient_autograds(
+    place, plain_stories, k
+):
     data, scores = judged(place, k)
     signal = TopKSignal([], coef=0.5)
     output = signal.submit(place.student, data, None).result()
@@ -56,7 +45,7 @@ def test_the_loss_is_the_reverse_kl_of_the_places_and_its_gradient_autograds(pla
     def expected_loss(item, logits):
         with torch.no_grad():
             tokens = torch.tensor([item.model_input.to_ints()])
-            teacher = plain(input_ids=tokens, use_cache=False).logits[0].softmax(-1)
+            teacher = plain_stories(input_ids=tokens, use_cache=False).logits[0].softmax(-1)
         total = torch.zeros((), dtype=torch.float64)
         for t in np.flatnonzero(item.loss_fn_inputs["mask"].to_numpy()):
             p, q = logits[t].softmax(-1), teacher[t]
@@ -76,7 +65,7 @@ def test_the_loss_is_the_reverse_kl_of_the_places_and_its_gradient_autograds(pla
     for item, tokens, found, teacher in zip(data, sampled, learned, scores, strict=True):
         ids = torch.tensor([item.model_input.to_ints()])
         at = np.flatnonzero(item.loss_fn_inputs["mask"].to_numpy())
-        for answers, client in ((found[at], model), (teacher, plain)):
+        for answers, client in ((found[at], model), (teacher, plain_stories)):
             logits = client(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
             own = logits[at, tokens[at]].detach().numpy()
             np.testing.assert_allclose(answers, own, atol=1e-4)

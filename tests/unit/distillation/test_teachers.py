@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tinker
 import torch
-from chat_model import make_chat_model
 from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.backends import connect
@@ -183,11 +182,6 @@ def test_the_advantages_give_the_gradient_of_the_reverse_kl():
 
 
 # --- a teacher of another chat format --------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    return make_chat_model(tmp_path_factory.mktemp("chat"))
 
 
 @pytest.fixture(scope="module")

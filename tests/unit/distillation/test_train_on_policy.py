@@ -36,11 +36,6 @@ MOMENT = ("time/", "tokens/prefill_", "progress/", "sampling_client/", "async/")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    return make_chat_model(tmp_path_factory.mktemp("chat"))
-
-
-@pytest.fixture(scope="module")
 def other_model(tmp_path_factory) -> str:
     """Other weights, the same vocabulary."""
     return make_chat_model(tmp_path_factory.mktemp("other"), seed=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import engine_reference as ref
@@ -36,13 +35,6 @@ def stories_base(stories_model: str) -> BaseModel:
     return ref.load_base(stories_model)
 
 
-def run_now(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """Does what the engine's worker would do in its turn."""
-    future: Future[Any] = Future()
-    future.set_result(work(*arguments))
-    return future
-
-
 @pytest.fixture(scope="session")
 def vllm_draw(tmp_path_factory: pytest.TempPathFactory):
     """As ``ref.draw``, through a server with vLLM's API and the same model."""
@@ -58,7 +50,7 @@ def vllm_draw(tmp_path_factory: pytest.TempPathFactory):
         if base not in made:
             fake = FakeVLLM(Transformers(str(base.folder)), root=str(base.folder))
             chosen = SamplerSettings(sampler=fake.url, vllm_timeout=300.0)
-            made[base] = fake, VLLMSampler(chosen, base.device, base.dtype, run_now)
+            made[base] = fake, VLLMSampler(chosen, base.device, base.dtype, ref.run_now)
         request = sample_request(sampler, prompt, count, settings, **kwargs)
         assert made[base][1].takes(request)
         return made[base][1].sample(request).result(timeout=300)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,13 @@ def run_batch(base: BaseModel, requests: list[SampleRequest]) -> Scheduler:
     while scheduler.busy:
         scheduler.step()
     return scheduler
+
+
+def run_now(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """Does what the engine's worker would do in its turn."""
+    future: Future[Any] = Future()
+    future.set_result(work(*arguments))
+    return future
 
 
 def without_compiler(monkeypatch: Any, base: BaseModel) -> None:

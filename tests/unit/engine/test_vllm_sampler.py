@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 import tinker
 import torch
-from conftest import run_now
 from fake_vllm import FakeVLLM, Transformers
 
 from tinker_cookbook.backends import connect
@@ -45,7 +44,7 @@ def settings(**kwargs) -> SamplingSettings:
 
 def make(url: str, timeout: float = SECONDS) -> VLLMSampler:
     return VLLMSampler(
-        SamplerSettings(sampler=url, vllm_timeout=timeout), ref.CPU, torch.float32, run_now
+        SamplerSettings(sampler=url, vllm_timeout=timeout), ref.CPU, torch.float32, ref.run_now
     )
 
 
@@ -204,7 +203,7 @@ def test_adapters_that_vllm_does_not_take(base, tiny_base, monkeypatch, tmp_path
     monkeypatch.setenv(vllm_settings.PYTHON_VARIABLE, str(python_with_fake(tmp_path)))
     gemma, body_only = tiny_base("gemma3"), AdapterSpec(4, train_unembed=False)
     asked, auto = (
-        VLLMSampler(SamplerSettings(name), ref.CPU, torch.float32, run_now)
+        VLLMSampler(SamplerSettings(name), ref.CPU, torch.float32, ref.run_now)
         for name in ("vllm", "auto")
     )
     with pytest.raises(ConfigurationError, match=r"sampler=vllm: .*Gemma3ForCausalLM; set train"):
@@ -238,7 +237,7 @@ def test_what_answers_at_a_url_is_checked(fake, base):
 
 
 def test_the_server_sleeps_while_the_trainer_works(fake, base, caplog):
-    vllm = VLLMSampler(SamplerSettings(sampler=fake.url), ref.CPU, torch.float32, run_now)
+    vllm = VLLMSampler(SamplerSettings(sampler=fake.url), ref.CPU, torch.float32, ref.run_now)
     object.__setattr__(vllm._settings, "vllm_args", "--enable-sleep-mode")
     sampler = Sampler(base, None)
     vllm.rest()  # nothing runs yet
@@ -288,7 +287,7 @@ def test_a_process_is_started_ended_and_started_again(base, tmp_path, caplog):
     def submit(work, *arguments):
         if work is release_cached_memory:
             released.append([process.running for process in vllm._processes])
-        return run_now(work, *arguments)
+        return ref.run_now(work, *arguments)
 
     vllm = VLLMSampler(chosen, ref.CPU, torch.float32, submit)
     sampler = Sampler(base, ref.random_adapter(base))
@@ -321,7 +320,7 @@ def test_a_process_that_does_not_start_says_why_and_is_tried_again(base, tmp_pat
 
     def made() -> VLLMSampler:
         chosen = SamplerSettings("vllm", python, "--crash")
-        return VLLMSampler(chosen, ref.CPU, torch.float32, run_now)
+        return VLLMSampler(chosen, ref.CPU, torch.float32, ref.run_now)
 
     def fails(vllm: VLLMSampler) -> None:
         said = r"did not start: its process ended with code 1.*\n.*no kernel image is available"
@@ -346,7 +345,7 @@ def test_a_process_that_does_not_start_says_why_and_is_tried_again(base, tmp_pat
 def test_the_server_is_started_on_the_trainers_gpu(base, monkeypatch):
     def visible(index: int, flags: str = "") -> str | None:
         chosen = SamplerSettings("vllm", "", flags)
-        vllm = VLLMSampler(chosen, torch.device("cuda", index), torch.bfloat16, run_now)
+        vllm = VLLMSampler(chosen, torch.device("cuda", index), torch.bfloat16, ref.run_now)
         _, variables = vllm._command(Sampler(base, None))
         vllm.close()
         return variables.get("CUDA_VISIBLE_DEVICES")

@@ -6,7 +6,6 @@ import asyncio
 import json
 import pickle
 
-import byte_tokenizer
 import pytest
 from scripted_policy import COMMON, RUBBISH, play
 
@@ -28,26 +27,15 @@ from recipes.multiplayer_rl.twenty_questions.env import (
     Rules,
     TwentyQuestionsDatasetBuilder,
 )
-from tinker_cookbook import tokenizer_utils
 from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataError,
     DataFormatError,
     DataValidationError,
 )
-from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.envs.reasoning_gym_env import ReasoningGymDatasetBuilder
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _byte_tokenizer():
-    with byte_tokenizer.registered():
-        yield
-
-
-@pytest.fixture
-def renderer():
-    return get_renderer("role_colon", tokenizer_utils.get_tokenizer(byte_tokenizer.NAME))
+pytestmark = pytest.mark.usefixtures("bytes_registered")
 
 
 # --- arithmetic ------------------------------------------------------------------------------

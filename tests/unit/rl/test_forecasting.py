@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
-import byte_tokenizer
 import numpy as np
 import pytest
 from scripted_policy import play
@@ -34,21 +32,10 @@ from tinker_cookbook.recipes.forecasting.env import (
     render_prompt,
     roc_auc,
 )
-from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+pytestmark = pytest.mark.usefixtures("bytes_registered")
 
 SPLIT = datetime(2025, 10, 20, tzinfo=UTC)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _tokenizer() -> Iterator[None]:
-    with byte_tokenizer.registered():
-        yield
-
-
-@pytest.fixture
-def renderer():
-    return get_renderer("role_colon", get_tokenizer(byte_tokenizer.NAME))
 
 
 @pytest.fixture(scope="module")

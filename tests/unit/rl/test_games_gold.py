@@ -19,25 +19,15 @@ from recipes.multiplayer_rl.twenty_questions.env import (
     make_game,
     read_words,
 )
-from tinker_cookbook import tokenizer_utils
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.exceptions import ConfigurationError, DataError, DataValidationError
-from tinker_cookbook.renderers import Message, get_renderer, get_text_content
+from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.rl.envs.message_env import EnvFromMessageEnv
 from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
 from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.types import Env
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _byte_tokenizer():
-    with byte_tokenizer.registered():
-        yield
-
-
-@pytest.fixture
-def renderer():
-    return get_renderer("role_colon", tokenizer_utils.get_tokenizer(byte_tokenizer.NAME))
+pytestmark = pytest.mark.usefixtures("bytes_registered")
 
 
 def correct(env: Env, *lines: str) -> float:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 
-import byte_tokenizer
 import pytest
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.renderers import ToolCall, UnparsedToolCall, get_renderer, get_text_content
+from tinker_cookbook.renderers import ToolCall, UnparsedToolCall, get_text_content
 from tinker_cookbook.rl.envs.message_env import (
     EnvFromMessageEnv,
     History,
@@ -28,13 +27,6 @@ from tinker_cookbook.rl.rollouts.limits import (
     TerminationRewardPolicy,
 )
 from tinker_cookbook.rl.types import StopReason, TrajectoryGroup
-from tinker_cookbook.tokenizer_utils import get_tokenizer
-
-
-@pytest.fixture(scope="module")
-def renderer():
-    with byte_tokenizer.registered():
-        yield get_renderer("role_colon", get_tokenizer(byte_tokenizer.NAME))
 
 
 def user(text):

@@ -7,7 +7,6 @@ import multiprocessing
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 
-import byte_tokenizer
 import chz
 import pytest
 
@@ -30,12 +29,6 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 BOTH_WAYS, ONE_WAY = TournamentPattern
 CONVO = [{"role": "user", "content": "2+3?"}]
-
-
-@pytest.fixture(scope="module")
-def renderer():
-    with byte_tokenizer.registered():
-        yield get_renderer("role_colon", get_tokenizer(byte_tokenizer.NAME))
 
 
 def text_of(completion) -> str:

@@ -7,25 +7,16 @@ import threading
 import time
 from functools import partial
 
-import byte_tokenizer
 import pytest
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
 from tinker_cookbook.rl.rollouts.episode import run_rollout
 from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig, TerminationRewardPolicy
 from tinker_cookbook.rl.rollouts.strategy import RetryOnFailure
 from tinker_cookbook.rl.types import StopReason
-from tinker_cookbook.tokenizer_utils import get_tokenizer
-
-
-@pytest.fixture(scope="module")
-def renderer():
-    with byte_tokenizer.registered():
-        yield get_renderer("role_colon", get_tokenizer(byte_tokenizer.NAME))
 
 
 class Sum(ProblemEnv):

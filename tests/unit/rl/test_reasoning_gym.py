@@ -18,6 +18,8 @@ from tinker_cookbook.rl.envs.reasoning_gym_env import (
     make_generator,
 )
 
+pytestmark = pytest.mark.usefixtures("bytes_registered")
+
 pytest.importorskip("reasoning_gym", reason="the extra 'rl' is not installed")
 
 GENERATORS = (
@@ -28,12 +30,6 @@ GENERATORS = (
     "gsm_symbolic",
 )
 TOKENIZER = byte_tokenizer.NAME
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _tokenizer():
-    with byte_tokenizer.registered():
-        yield
 
 
 def builder(**settings) -> ReasoningGymDatasetBuilder:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Iterator
 
-import byte_tokenizer
 import pytest
 from scripted_policy import Script, play
 
@@ -36,27 +34,17 @@ from tinker_cookbook.recipes.rubric.env import (
 )
 from tinker_cookbook.recipes.rubric.train import CLIConfig
 from tinker_cookbook.recipes.start import example_data
-from tinker_cookbook.renderers import get_renderer, get_text_content
+from tinker_cookbook.renderers import get_text_content
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.rollouts.errors import RolloutFailedError
 from tinker_cookbook.rl.rollouts.strategy import LeaveOutUngraded
-from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+pytestmark = pytest.mark.usefixtures("bytes_registered")
 
 POINT = RubricBasedDatapoint(
     convo=[{"role": "user", "content": "Name two animals."}],
     rubric_items=[Rubric("Is there a cat?"), Rubric("Is there a dog?")],
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _tokenizer() -> Iterator[None]:
-    with byte_tokenizer.registered():
-        yield
-
-
-@pytest.fixture
-def renderer():
-    return get_renderer("role_colon", get_tokenizer(byte_tokenizer.NAME))
 
 
 class WordJudge(Judge):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
 
 import byte_tokenizer
 import pytest
@@ -18,13 +17,10 @@ from tinker_cookbook.rl.rollouts.strategy import LeaveOutUngraded
 from tinker_cookbook.sandbox import PythonGrader, grading_worker
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
-
-
-@pytest.fixture(autouse=True)
-def _tokenizer() -> Iterator[None]:
-    with byte_tokenizer.registered():
-        yield
+pytestmark = [
+    pytest.mark.usefixtures("bytes_registered"),
+    pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux"),
+]
 
 
 class WriteFunction(ProblemEnv):
