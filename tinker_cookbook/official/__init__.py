@@ -84,6 +84,12 @@ _PLACES = {
         "stores.training_store": "TrainingRunStore",
     },
     "utils.cost_estimation": {"cost_tracker": "CostTracker"},
+    "utils.logtree": {
+        "logtree": """
+            Theme details flush_trace header jinja_context render_with_jinja scope_details
+            scope_header_decorator table_from_dict table_from_dict_of_lists
+            write_html_with_default_style""",
+    },
 }
 
 _FILES = {

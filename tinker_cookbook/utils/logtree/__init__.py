@@ -14,39 +14,25 @@ affect each other. Without an open report all functions do nothing, so libraries
 them.
 """
 
+from tinker_cookbook.utils.imports import official_names
 from tinker_cookbook.utils.logtree.formatters import ConversationFormatter, Formatter
 from tinker_cookbook.utils.logtree.log import (
-    details,
-    header,
     log_formatter,
     log_html,
     log_text,
     optional_enable_logging,
-    scope_details,
     scope_disable,
     scope_div,
     scope_header,
-    scope_header_decorator,
     table,
-    table_from_dict,
-    table_from_dict_of_lists,
 )
 from tinker_cookbook.utils.logtree.nodes import Node, Raw
-from tinker_cookbook.utils.logtree.trace import (
-    Theme,
-    Trace,
-    flush_trace,
-    init_trace,
-    jinja_context,
-    render_with_jinja,
-    write_html_with_default_style,
-    write_trace_json,
-)
+from tinker_cookbook.utils.logtree.trace import Trace, init_trace, write_trace_json
+
+__getattr__ = official_names(__name__)
 
 __all__ = [
-    "ConversationFormatter", "Formatter", "Node", "Raw", "Theme", "Trace", "details", "flush_trace",
-    "header", "init_trace", "jinja_context", "log_formatter", "log_html", "log_text",
-    "optional_enable_logging", "render_with_jinja", "scope_details", "scope_disable", "scope_div",
-    "scope_header", "scope_header_decorator", "table", "table_from_dict",
-    "table_from_dict_of_lists", "write_html_with_default_style", "write_trace_json",
+    "ConversationFormatter", "Formatter", "Node", "Raw", "Trace", "init_trace", "log_formatter",
+    "log_html", "log_text", "optional_enable_logging", "scope_disable", "scope_div", "scope_header",
+    "table", "write_trace_json",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar
 
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 from tinker_cookbook.utils.logtree.formatters import Formatter
@@ -82,21 +82,6 @@ def scope_header(title: str, **attrs: Any) -> Scope:
     return Scope(enter)
 
 
-@overload
-def scope_header_decorator(title: str) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-
-
-@overload
-def scope_header_decorator(title: Callable[P, R]) -> Callable[P, R]: ...
-
-
-def scope_header_decorator(title: Any) -> Any:
-    """Wraps a function in :func:`scope_header`; without a title, its name is the heading."""
-    if isinstance(title, str):
-        return scope_header(title)
-    return scope_header(title.__name__)(title)
-
-
 def scope_div(**attrs: Any) -> Scope:
     """Returns a ``<div>`` that does not change the level of headings inside it."""
     given = attributes(attrs)
@@ -105,18 +90,6 @@ def scope_div(**attrs: Any) -> Scope:
         div = Node("div", dict(given))
         output.container.add(div)
         return replace(output, container=div)
-
-    return Scope(enter)
-
-
-def scope_details(summary: str, *, open: bool = False) -> Scope:
-    """Returns a block that shows only ``summary`` until a click, unless it is ``open``."""
-
-    def enter(output: Output) -> Output:
-        body = Node("div", {"class": "lt-body"})
-        attrs = {"class": "lt-details", **({"open": ""} if open else {})}
-        output.container.add(Node("details", attrs, [Node("summary", {}, [summary]), body]))
-        return replace(output, container=body)
 
     return Scope(enter)
 
@@ -152,20 +125,6 @@ def log_formatter(formatter: Formatter) -> None:
         output.container.add(Node("div", {}, [Raw(formatter.to_html())], data))
 
 
-def details(text: str, *, summary: str = "Details", pre: bool = True) -> None:
-    """Logs plain text that is hidden until a click; ``pre`` uses a monospaced font."""
-    body = Node("pre" if pre else "div", {"class": "lt-body lt-text"}, [str(text)])
-    append(Node("details", {"class": "lt-details"}, [Node("summary", {}, [summary]), body]))
-
-
-def header(text: str, *, level: int | None = None) -> None:
-    """Logs a heading of a ``level`` from 1 to 6, by default one below the heading of the scope."""
-    output = current_output()
-    if output is not None:
-        number = max(1, min(6, output.level + 1 if level is None else level))
-        output.container.add(Node(f"h{number}", {}, [str(text)]))
-
-
 def table(obj: Any, *, caption: str | None = None) -> None:
     """Logs a pandas ``DataFrame``, a list of dicts, or a list of rows as a table.
 
@@ -195,51 +154,6 @@ def table(obj: Any, *, caption: str | None = None) -> None:
     else:
         kinds = sorted({type(row).__name__ for row in obj})
         raise DataFormatError(f"table: got rows of {kinds}, expected all dicts or all lists")
-
-
-def table_from_dict(
-    data: Mapping[Any, Any],
-    *,
-    caption: str | None = None,
-    key_header: str = "key",
-    value_header: str = "value",
-    sort_by: str | None = None,
-) -> None:
-    """Logs a table with a column of keys and a column of values.
-
-    ``sort_by`` is ``"key"``, ``"value"``, or ``None`` for the order of ``data``.
-    """
-    if sort_by not in ("key", "value", None):
-        raise DataFormatError(f"sort_by={sort_by!r}; expected 'key', 'value' or None")
-    if current_output() is None:
-        return
-    items = list(data.items())
-    if sort_by is not None:
-        # False is index 0 of an item, the key; True is 1, the value.
-        items.sort(key=lambda item: item[sort_by == "value"])
-    append(table_node(items, [key_header, value_header], caption))
-
-
-def table_from_dict_of_lists(
-    columns: Mapping[str, Sequence[Any]],
-    *,
-    caption: str | None = None,
-    order: Sequence[str] | None = None,
-) -> None:
-    """Logs a table of columns of equal length; ``order`` selects and orders the columns.
-
-    Raises ``DataFormatError`` if the lengths differ or a name in ``order`` is unknown.
-    """
-    if current_output() is None:
-        return
-    names = list(columns) if order is None else list(order)
-    missing = [name for name in names if name not in columns]
-    lengths = {name: len(values) for name, values in columns.items()}
-    if missing or len(set(lengths.values())) > 1:
-        problem = f"no column {missing[0]!r}" if missing else "expected columns of one length"
-        raise DataFormatError(f"table_from_dict_of_lists: {problem}; got {lengths}")
-    rows = zip(*(columns[name] for name in names), strict=True)
-    append(table_node([list(row) for row in rows], names, caption))
 
 
 def _is_list(value: Any) -> bool:

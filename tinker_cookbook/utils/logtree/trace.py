@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -52,7 +52,7 @@ class Trace:
 
     def head_html(self) -> str:
         """Returns the content of ``<head>``."""
-        return _head_html(self.title, self.css)
+        return head_html(self.title, self.css)
 
     def body_html(self, wrap_body: bool = True) -> str:
         """Returns the body of the page, with or without its ``<body>`` tag."""
@@ -66,7 +66,7 @@ class Trace:
 
     def html(self) -> str:
         """Returns the whole page; it refers to no other file."""
-        return _page_html(self.head_html(), self.body_html())
+        return page_html(self.head_html(), self.body_html())
 
     def to_json(self) -> dict[str, Any]:
         """Returns ``{"title", "started_at", "path", "root": {"tag", "attrs", "children",
@@ -86,7 +86,7 @@ class Trace:
         if self.path is None:
             return False
         # Sampled text may have lone surrogates, which UTF-8 cannot encode.
-        _write_file(self.path, self.html().encode("utf-8", "replace"))
+        write_file(self.path, self.html().encode("utf-8", "replace"))
         return True
 
 
@@ -149,83 +149,13 @@ def init_trace(
         OUTPUT.reset(token)
 
 
-def flush_trace() -> bool:
-    """Writes the open report in its current state; returns False if there is no file to write."""
-    # Not current_output: a report can be written where logging is disabled.
-    output = OUTPUT.get()
-    return output is not None and output.trace.write()
-
-
 def write_trace_json(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Writes the report as JSON, whole or not at all. NaN becomes null, as in ``metrics.jsonl``.
 
     Raises ``DataFormatError`` if the ``data`` of a node has no JSON form.
     """
     # encode_row is used for its strict JSON: readers of the file fail on NaN.
-    _write_file(Path(path), encode_row(trace.to_json()))
-
-
-@dataclass
-class Theme:
-    """Style of a page.
-
-    Attributes:
-        css_text: Style sheet that replaces the default one.
-        css_urls: Style sheets that the page links to.
-        css_vars: CSS custom properties of the page, such as ``{"--accent": "#c00"}``.
-    """
-
-    css_text: str | None = None
-    css_urls: list[str] = field(default_factory=list)
-    css_vars: dict[str, str] = field(default_factory=dict)
-
-
-def write_html_with_default_style(
-    body_html: str,
-    path: str | os.PathLike[str],
-    *,
-    title: str = "Trace",
-    theme: Theme | None = None,
-    lang: str = "en",
-    extra_head: str | None = None,
-) -> None:
-    """Writes a page around ``body_html``, which may have its ``<body>`` tag; nothing is escaped.
-
-    ``theme`` replaces the style of reports; ``extra_head`` is HTML at the end of the head.
-    """
-    theme = theme or Theme()
-    properties = "".join(f"{name}: {value};" for name, value in theme.css_vars.items())
-    more = [f":root {{{properties}}}"] if properties else []
-    head = _head_html(title, more, base=theme.css_text, links=theme.css_urls) + (extra_head or "")
-    body = body_html if "<body" in body_html else f"<body>\n{body_html}\n</body>\n"
-    _write_file(Path(path), _page_html(head, body, lang).encode("utf-8", "replace"))
-
-
-def jinja_context(trace: Trace, **extra: Any) -> dict[str, Any]:
-    """Returns template variables of a report: ``title``, ``generated_at``, ``started_at``,
-    ``body_html``, ``head_html`` and ``extra``."""
-    return {
-        "title": trace.title,
-        "generated_at": datetime.now().astimezone().isoformat(),
-        "started_at": trace.started_at.isoformat(),
-        "body_html": trace.body_html(),
-        "head_html": trace.head_html(),
-        **extra,
-    }
-
-
-def render_with_jinja(
-    env: Any,
-    template_name: str,
-    *,
-    context: Mapping[str, Any],
-    write_to: str | os.PathLike[str] | None = None,
-) -> str:
-    """Renders a template of a ``jinja2.Environment``, and writes it to ``write_to`` if given."""
-    page: str = env.get_template(template_name).render(**context)
-    if write_to is not None:
-        _write_file(Path(write_to), page.encode("utf-8", "replace"))
-    return page
+    write_file(Path(path), encode_row(trace.to_json()))
 
 
 @cache
@@ -243,7 +173,7 @@ def _template() -> jinja2.Template:
     return env.get_template("page.html.j2")
 
 
-def _head_html(
+def head_html(
     title: str, css: Sequence[str], base: str | None = None, links: Sequence[str] = ()
 ) -> str:
     """Returns the content of ``<head>``; ``base`` replaces the default style sheet."""
@@ -251,11 +181,12 @@ def _head_html(
     return str(module.head(title, css, base, links))
 
 
-def _page_html(head_html: str, body_html: str, lang: str = "en") -> str:
+def page_html(head_html: str, body_html: str, lang: str = "en") -> str:
+    """Returns a whole page of two parts in HTML."""
     return _template().render(head_html=Raw(head_html), body=Raw(body_html), lang=lang)
 
 
-def _write_file(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all, and creates its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
