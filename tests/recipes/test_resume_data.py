@@ -364,6 +364,13 @@ def test_a_quantised_base_is_another_setting(tmp_path):
     assert changed_settings(base.log_path, free) == {}
     found = changed_settings(base.log_path, chz.replace(base, base_dtype="nf4"))
     assert found == {"base_dtype": "base_dtype: auto → nf4"}
+    # A run of an earlier version, which had a class in another module.
+    file = tmp_path / "run" / "config.json"
+    kind = "FromConversationFileBuilder"
+    file.write_text(file.read_text().replace("supervised.conversation_file:", "supervised.old:"))
+    assert changed_settings(base.log_path, base) == {}
+    file.write_text(file.read_text().replace(f"old:{kind}", "old:Another"))
+    assert list(changed_settings(base.log_path, base)) == ["dataset_builder"]
 
 
 def test_a_class_without_data_sources_is_compared_by_its_batches():

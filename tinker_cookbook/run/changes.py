@@ -115,8 +115,11 @@ def _changes(before: Any, now: Any, name: str) -> Iterator[tuple[str, Any, Any]]
             if old and new and old != new and old.split(":")[:-1] == new.split(":")[:-1]:
                 yield name, before, now
             return
-        # Compare objects of the same class setting by setting, others as a whole.
-        if before.get(TYPE_KEY) == now.get(TYPE_KEY):
+        # Compare objects of the same class setting by setting, others as a whole. A later version may
+        # Compare objects of the same class setting by setting, others as a whole. The class of a
+        # nested object may have moved to another module since the run began.
+        kinds = [str(one.get(TYPE_KEY, "")) for one in (before, now)]
+        if kinds[0] == kinds[1] or (name and kinds[0].split(":")[1:] == kinds[1].split(":")[1:]):
             # A key on only one side comes from another version of the code.
             for key in before.keys() & now.keys() - {TYPE_KEY, KINDS_KEY}:
                 yield from _changes(before[key], now[key], f"{name}.{key}" if name else key)
