@@ -168,25 +168,3 @@ def test_answers_are_read_back_as_what_was_demanded(name, family, tokenizer_fold
     for message in answers(AnswerRule(json_rule(FLAG), tools), few - 2):
         if not check_calls(message):
             jsonschema.validate(json.loads(text_of(message)), FLAG)
-
-
-@pytest.mark.parametrize(("name", "family"), FORMATS)
-def test_calls_as_the_renderer_writes_them_are_allowed(name, family, tokenizer_folder):
-    """The tokens of a rendered answer, which the model was trained on."""
-    renderer, _ = made(name, family, tokenizer_folder)
-    arguments = '{"name": "Zoë", "age": 3, "tags": [], "next": {"id": true}}'
-    call = {"type": "function", "function": {"name": "add-person", "arguments": arguments}}
-    question = {"role": "user", "content": "Add Zoë."}
-    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
-    prompt = renderer.build_generation_prompt([question]).to_ints()
-    model_input, weights = renderer.build_supervised_example([question, answer])
-    tokens = model_input.to_ints()
-    sampled = [t for t, w in zip(tokens, weights.tolist(), strict=True) if w]
-    assert tokens[: len(prompt)] == prompt
-    for use in ("auto", "required"):
-        state = answer_mask(
-            renderer, AnswerRule(tools=[("add-person", PERSON)], tool_use=use)
-        ).start()
-        for token in sampled:
-            state.add(token)
-        assert state.finished
