@@ -37,7 +37,6 @@ from tinker_cookbook.eval.run.answers import (
     default_folder,
     record_run,
     record_scores,
-    run_metadata,
 )
 from tinker_cookbook.eval.run.chat_api import ChatApiSource
 from tinker_cookbook.eval.run.runner import check_requirements, evaluate
@@ -295,7 +294,7 @@ async def _run_all(
     }
     names = [builder.name for builder in config.builders]
     if config.out is None:
-        record_run(folder, run_metadata(folder, name, names, config.model_path, config=recorded))
+        record_run(folder, name, names, config.model_path, config=recorded)
     results: dict[str, BenchmarkResult] = {}
     with EvalProgress() as progress:
         for builder in config.builders:

@@ -23,7 +23,6 @@ from weakref import WeakKeyDictionary
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.exceptions import (
-    BackendError,
     ConfigurationError,
     DataError,
     EvalGradingError,
@@ -111,8 +110,9 @@ class ChatLabelJudge(Judge):
 
     async def __call__(self, messages: list[Message], read: ReadScore) -> Judgement:
         """Returns the expected value of the label."""
-        body = _body(self.api, messages, max_tokens=1, temperature=0.0)
-        choice = await _choice(self.api, body | {"logprobs": True, "top_logprobs": _TOP_LOGPROBS})
+        (choice, *_), _ = await self.api.choices(
+            _plain(messages), 1, 0.0, logprobs=True, top_logprobs=_TOP_LOGPROBS
+        )
         content = (choice.get("logprobs") or {}).get("content") or []
         if not content:
             raise ConfigurationError(
@@ -159,8 +159,9 @@ class ChatApiCompleter(MessageCompleter):
 
     async def __call__(self, messages: list[Message]) -> Message:
         """Returns the answer's text."""
-        body = _body(self.api, messages, self.max_tokens, self.temperature)
-        choice = await _choice(self.api, body)
+        (choice, *_), _ = await self.api.choices(
+            _plain(messages), self.max_tokens, self.temperature
+        )
         return Message(
             role="assistant", content=str((choice.get("message") or {}).get("content") or "")
         )
@@ -322,23 +323,8 @@ def _expected(logprobs: Mapping[str, float], values: Mapping[str, float]) -> Jud
     return Judgement(sum(p * values[label] for label, p in probabilities.items()), text)
 
 
-def _body(
-    api: ChatApi, messages: list[Message], max_tokens: int, temperature: float
-) -> dict[str, Any]:
-    plain = [{"role": m["role"], "content": get_text_content(m)} for m in messages]
-    return {
-        "model": api.model_name,
-        "messages": plain,
-        "temperature": temperature,
-        api.max_tokens_name: max_tokens,
-    }
-
-
-async def _choice(api: ChatApi, body: dict[str, Any]) -> dict[str, Any]:
-    choices = (await api.post(body)).get("choices") or []
-    if not choices:
-        raise BackendError(f"{api.url}: got no choice, expected one choice")
-    return dict(choices[0])
+def _plain(messages: list[Message]) -> list[dict[str, Any]]:
+    return [{"role": m["role"], "content": get_text_content(m)} for m in messages]
 
 
 def _describe(error: BaseException) -> str:

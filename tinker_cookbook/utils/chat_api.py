@@ -105,6 +105,26 @@ class ChatApi:
         if client is not None:
             await client.aclose()
 
+    async def choices(
+        self, messages: list[dict[str, Any]], max_tokens: int, temperature: float, **more: Any
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Returns the choices of one request, at least one, and the sum of their tokens.
+
+        ``more`` are further fields of the request; those that are ``None`` are left out, since some
+        servers refuse unknown parameters.
+        """
+        body = {
+            "model": self.model_name,
+            "messages": messages,
+            "temperature": temperature,
+            self.max_tokens_name: max_tokens,
+            **{name: value for name, value in more.items() if value is not None},
+        }
+        answer = await self.post(body)
+        if not (choices := answer.get("choices")):
+            raise BackendError(f"{self.url}: got no choice, expected at least one")
+        return choices, (answer.get("usage") or {}).get("completion_tokens") or 0
+
     async def post(self, body: dict[str, Any]) -> dict[str, Any]:
         """Returns the response; a busy server is tried again after a pause that doubles.
 

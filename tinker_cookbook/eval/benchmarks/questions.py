@@ -19,8 +19,11 @@ an option from 0, or its text. Rows of MMMU (``image_1`` …, with marks ``<imag
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import hashlib
+import re
+import string
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +31,6 @@ from typing import Any
 
 import regex  # a dependency of transformers
 
-from tinker_cookbook.eval.benchmarks.choice_rows import choice_row
 from tinker_cookbook.eval.benchmarks.data import make_example_id, with_unique_ids
 from tinker_cookbook.eval.run.examples import Example, ExampleBenchmark, Grade
 from tinker_cookbook.eval.run.sources import messages_text
@@ -53,13 +55,17 @@ from tinker_cookbook.supervised.layouts import (
     read_question,
     with_media,
 )
-from tinker_cookbook.supervised.row_images import LostImages
+from tinker_cookbook.supervised.row_images import MARK, LostImages, resolve_paths
 
 MATCHES = ("exact", "regex", "math", "letter", "judge:TEXT")
 _QUESTIONS = ("question", "prompt", "problem", "query", "instruction", "input")
 _TURNS = ("messages", "conversations")
 _ANSWERS = ("answer", "target", "ideal", "expected")
 _PATTERN_SECONDS = 5.0
+_OPTION_COLUMNS = ("options", "choices")
+_IMAGE_MARK = re.compile(r"<image (\d+)>")
+_LETTER_INSTRUCTION = "Answer with the letter of the right option."
+_LETTERS = string.ascii_uppercase[:10]
 _EXPECTED = 'rows such as {"question": "…", "answer": "…"}'
 
 
@@ -112,7 +118,7 @@ class OwnQuestions(ExampleBenchmark):
         letters = ""
         with data_error(where):
             if self.match == "letter":
-                row, letters = choice_row(row, self.path.parent)
+                row, letters = _choice_row(row, self.path.parent)
             messages, answers = _split(row, needs_answer=not self.requires_judge)
         if self.match == "regex":
             for answer in answers:
@@ -251,3 +257,60 @@ def _check_pattern(pattern: str, where: str) -> None:
             f"{where}: answer: got {pattern!r}, expected a regular expression, because match=regex "
             f"({error})"
         ) from error
+
+
+def _choice_row(row: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], str]:
+    """Returns a row with its options in the question and a letter as answer, and the letters.
+
+    Options are a list, or its text. Images in ``image_1`` … take the places of their marks. Raises
+    RendererError for options or an answer that cannot be read.
+    """
+    column = next((name for name in _OPTION_COLUMNS if row.get(name)), None)
+    plain = {name: value for name, value in row.items() if name not in _OPTION_COLUMNS}
+    options: Any = [] if column is None else row[column]
+    if isinstance(options, str):
+        try:
+            options = ast.literal_eval(options)
+        except (ValueError, SyntaxError):
+            options = None
+    if not isinstance(options, list) or len(options) > len(_LETTERS):
+        raise RendererError(
+            f"{column}: got {row.get(str(column))!r:.80}, expected a list of up to {len(_LETTERS)} "
+            "options"
+        )
+    letters = _LETTERS[: len(options)] or _LETTERS
+    if options and isinstance(plain.get("question"), str):
+        lines = [f"{letter}. {option}" for letter, option in zip(letters, options, strict=True)]
+        plain["question"] = "\n".join([plain["question"], *lines, _LETTER_INSTRUCTION])
+    elif options:
+        raise RendererError(f"{column}: got options, expected them next to a text in question")
+    answer = plain.get("answer")
+    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(options):
+        answer = letters[answer]
+    elif answer in options:
+        answer = letters[options.index(answer)]
+    elif isinstance(answer, str) and len(answer.strip(" ().")) == 1:
+        answer = answer.strip(" ().").upper()
+    if not isinstance(answer, str) or answer not in letters or not answer:
+        raise RendererError(
+            f"answer: got {plain.get('answer')!r:.80}, expected one of the letters {letters}, the "
+            "number of an option from 0, or its text"
+        )
+    return _with_marked_images({**plain, "answer": answer}, folder), letters
+
+
+def _with_marked_images(row: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Moves the images of ``image_1`` … to one column, in the order of their marks."""
+    found = {name: row.pop(name) for name in list(row) if re.fullmatch(r"image_\d+", name)}
+    found = {name: image for name, image in found.items() if image is not None}
+    if not found:
+        return row
+    numbers = _IMAGE_MARK.findall(str(row.get("question")))
+    missing = [number for number in numbers if f"image_{number}" not in found]
+    if missing:
+        raise RendererError(f"question: got the mark <image {missing[0]}> without its image")
+    row["question"] = _IMAGE_MARK.sub(MARK, row["question"])
+    images = [found[f"image_{number}"] for number in numbers] or list(found.values())
+    row["images"] = images
+    resolve_paths(row, folder)
+    return row

@@ -174,35 +174,33 @@ def update_summary(save_dir: str, results: Mapping[str, BenchmarkResult]) -> Non
     write_json(Path(save_dir) / SUMMARY, whole)
 
 
-def record_run(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Writes the metadata of the run in ``ROOT/runs/ID``, and adds a new run to ``runs.jsonl``."""
-    known = (folder / METADATA).exists()
-    write_json(folder / METADATA, metadata)
-    if not known:
-        names = ("run_id", "model_name", "timestamp")
-        append_row(folder.parent.parent / RUNS, {name: metadata[name] for name in names})
-
-
-def run_metadata(
+def record_run(
     folder: Path,
     model_name: str,
     benchmarks: Sequence[str],
     checkpoint_path: str | None = None,
     checkpoint_name: str | None = None,
     config: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Returns the metadata of a run that starts or continues; it has the benchmarks of both."""
-    before = (read_json(folder / METADATA) or {}).get("benchmarks", ())
-    return {
+) -> None:
+    """Writes the metadata of a run in ``ROOT/runs/ID`` that starts or continues.
+
+    The metadata has the benchmarks of both; a new run is added to ``runs.jsonl``.
+    """
+    before = read_json(folder / METADATA)
+    metadata = {
         "run_id": folder.name,
         "model_name": model_name,
         "checkpoint_path": checkpoint_path,
         "checkpoint_name": checkpoint_name,
-        "benchmarks": list(dict.fromkeys([*before, *benchmarks])),
+        "benchmarks": list(dict.fromkeys([*(before or {}).get("benchmarks", ()), *benchmarks])),
         "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config": dict(config or {}),
         "scores": {},
     }
+    write_json(folder / METADATA, metadata)
+    if before is None:
+        names = ("run_id", "model_name", "timestamp")
+        append_row(folder.parent.parent / RUNS, {name: metadata[name] for name in names})
 
 
 def finished_benchmarks(folder: Path) -> list[str]:

@@ -14,7 +14,6 @@ from tinker_cookbook.eval.run.sources import (
     sampling_description,
 )
 from tinker_cookbook.eval.run.types import BenchmarkConfig
-from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.grading.texts import split_thinking
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.supervised.row_images import has_images
@@ -71,39 +70,28 @@ class ChatApiSource(AnswerSource):
         while len(answers) < num_samples:
             missing = num_samples - len(answers)
             shifted = None if seed is None else seed + len(answers)
-            body = await self._api.post(self._body(prompt, missing, shifted))
-            choices = body.get("choices") or []
-            if not choices:
-                raise BackendError(f"{self.url}: got no choice, expected at least one")
-            tokens = (body.get("usage") or {}).get("completion_tokens") or 0
-            # The reported usage is the sum over the choices.
+            config = self.config
+            choices, tokens = await self._api.choices(
+                prompt.value,
+                self._limit(prompt),
+                config.temperature,
+                top_p=config.top_p,
+                top_k=config.top_k if config.top_k > 0 else None,
+                n=missing if missing > 1 else None,
+                seed=shifted,
+            )
             answers += [_answer(choice, tokens // len(choices)) for choice in choices[:missing]]
         return answers
 
-    def _body(self, prompt: Prompt, num_samples: int, seed: int | None) -> dict[str, Any]:
-        config = self.config
-        # There are more characters than tokens, so this never exceeds the context.
-        limit = config.max_tokens
-        context = config.context_window or self._api.max_model_len
-        if context is not None:
-            limit = min(limit, max(1, context - self._estimate(prompt)))
-        body: dict[str, Any] = {
-            "model": self.model_name,
-            "messages": prompt.value,
-            "temperature": config.temperature,
-            "top_p": config.top_p,
-            self._api.max_tokens_name: limit,
-        }
-        # Sent only if set: some servers refuse unknown parameters.
-        optional = {"n": num_samples if num_samples > 1 else None, "seed": seed}
-        optional["top_k"] = config.top_k if config.top_k > 0 else None
-        return body | {name: value for name, value in optional.items() if value is not None}
-
-    def _estimate(self, prompt: Prompt) -> int:
-        """Returns a rough upper bound of the prompt's tokens; only the server knows the exact
-        number."""
+    def _limit(self, prompt: Prompt) -> int:
+        """Returns the maximum tokens of an answer; only the server knows those of the prompt."""
+        context = self.config.context_window or self._api.max_model_len
+        if context is None:
+            return self.config.max_tokens
+        # A text has fewer tokens than half its characters, so this never exceeds the context.
         characters = sum(len(message["content"]) for message in prompt.value)
-        return characters // 2 + 16 * (1 + len(prompt.value))
+        room = context - characters // 2 - 16 * (1 + len(prompt.value))
+        return min(self.config.max_tokens, max(1, room))
 
 
 def _answer(choice: dict[str, Any], tokens: int) -> Answer:

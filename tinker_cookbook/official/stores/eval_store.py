@@ -28,7 +28,6 @@ from tinker_cookbook.eval.run.answers import (
     read_json,
     record_run,
     record_scores,
-    run_metadata,
     update_summary,
     write_json,
 )
@@ -109,11 +108,8 @@ class EvalStore:
         now = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         label = "" if checkpoint_name is None else re.sub(r"[^\w.-]", "_", checkpoint_name) + "-"
         run_id = run_id or f"{label}{now}-{uuid.uuid4().hex[:6]}"
-        folder = self._folder(run_id)
-        record_run(
-            folder,
-            run_metadata(folder, model_name, benchmarks, checkpoint_path, checkpoint_name, config),
-        )
+        names = checkpoint_path, checkpoint_name
+        record_run(self._folder(run_id), model_name, benchmarks, *names, config)
         return run_id
 
     def run_dir(self, run_id: str) -> str:
