@@ -5,7 +5,9 @@
     python -m recipes.forecasting.train data_path=markets.csv split_date=2025-10-20
 
 Training uses markets that closed before ``split_date``, validation uses markets that opened after
-it. At the end a calibration table of the validation markets is printed: forecasts and outcomes.
+it. At the end a calibration table of the validation markets is printed: forecasts and outcomes. A
+model of 260k parameters goes from a Brier reward of 0.759 to 0.820 (best possible: 0.830) in 20
+steps, 2 minutes, after SFT on biased examples (docs/environments.md).
 """
 
 from __future__ import annotations

@@ -173,16 +173,6 @@ def test_the_student_learns_and_is_compared_with_the_teacher(runs, trained):
         assert line in trained
 
 
-@pytest.mark.slow
-def test_a_killed_student_goes_on_to_the_same_end(runs, trained):
-    killed = runs.go(TRAIN, runs.train("cut", "made"), kill=[OPTIM_STEP, "5", "after"])
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    again = runs.go(TRAIN, runs.train("cut", "made", behavior="resume"))
-    assert again.returncode == 0, again.stderr[-2000:]
-    assert runs.rows("cut") == runs.rows("trained")
-    assert runs.adapter("cut") == runs.adapter("trained")
-
-
 # --- input that cannot work ------------------------------------------------------------------
 
 

@@ -122,8 +122,3 @@ def test_a_run_reports_lengths_and_reward(runs):
         assert row["test/env/all/win_rate"] == pytest.approx(
             (1 + row["test/env/all/win_minus_loss"]) / 2
         )
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_equals_never_killed(runs):
-    runs.check_killed_and_resumed("killed", OPTIM_STEP, 5, "after")

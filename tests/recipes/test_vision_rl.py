@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from recipe_runs import RecipeRuns
 
 from recipes.tiny_models.llama import make_model_once, new_folder
 from recipes.tiny_models.vlm import RENDERER, make_tiny_vlm
@@ -124,37 +123,3 @@ def test_a_model_is_made_once(tmp_path):
             done.result()
     assert len(made) == 1
     assert [path.name for path in (tmp_path / "models").iterdir() if path.is_dir()] == ["m"]
-
-
-class PictureRuns(RecipeRuns):
-    """Five steps over two epochs, with rewards that are independent of the answers."""
-
-    def arguments(self, name: str, behavior: str = "raise") -> list[str]:
-        kept = "model_name", "log_path", "behavior", "save_every", "num_epochs", "device", "dtype"
-        numbers = {"groups_per_batch": 3, "group_size": 4, "num_test": 6, "num_batches": 3}
-        steps = {"max_steps": 5, "eval_every": 2, "lora_rank": 4, "learning_rate": 0.01}
-        return [
-            *(word for word in super().arguments(name, behavior) if word.startswith(kept)),
-            *(f"{key}={value}" for key, value in {**numbers, **steps}.items()),
-            f"renderer_name={RENDERER}",
-            "train_vision=true",
-            "random_rewards=true",
-        ]
-
-
-@pytest.mark.slow
-def test_a_killed_run_continues_bit_for_bit(model, tmp_path):
-    """While images of an evaluation are read, between pass and step, and while pictures are made;
-    17 s, after 8 s of imports."""
-    runs = PictureRuns(tmp_path, model, recipe="recipes.vision_rl.train")
-    straight = runs.run("straight")
-    assert straight.returncode == 0, straight.stderr[-2000:]
-    rewards = [row["env/all/reward/total"] for row in runs.rows("straight")[1:]]
-    assert len(set(rewards)) > 1
-    for point, count in (
-        ("engine.vision.processing:ImageReader.read", 43),
-        ("engine.training.run:TrainingRun.optim_step", 3),
-        ("recipes.vision_rl.pictures:Picture.draw", 70),
-    ):
-        name = point.rpartition(".")[2]
-        runs.check_killed_and_resumed(name, f"tinker_cookbook.{point}", count, "before")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from recipe_runs import RecipeRuns
 
 from recipes.tiny_models.vlm import RENDERER, make_tiny_vlm
 from recipes.vlm_classifier import data, eval_sweep, sweep, train
@@ -150,48 +149,3 @@ def test_a_sweep_learns_colours_and_is_evaluated(place):
     assert result["accuracy"] == 1
     expected = {"dataset": "images", "examples_per_class": 4, "lora_rank": 8, "batch_size": 6}
     assert expected.items() <= result.items()
-
-
-class ClassifierRuns(RecipeRuns):
-    """Six steps over the folder of images."""
-
-    def __init__(self, folder: Path, place: Path) -> None:
-        super().__init__(folder, str(place / "model"), recipe="recipes.vlm_classifier.train")
-        self.place = place
-
-    def arguments(self, name: str, behavior: str = "raise") -> list[str]:
-        shared = super().arguments(name, behavior)
-        return [
-            *(argument for argument in shared if not argument.startswith(("dataset_path", "rend"))),
-            f"dataset={self.place / 'images'}",
-            f"renderer_name={RENDERER}",
-            "train_vision=true",
-            "eval_every=4",
-        ]
-
-
-@pytest.fixture(scope="module")
-def runs(place, tmp_path_factory) -> ClassifierRuns:
-    """A run that was never killed; 2 s, after 8 s of imports."""
-    found = ClassifierRuns(tmp_path_factory.mktemp("runs"), place)
-    straight = found.run("straight")
-    assert straight.returncode == 0, straight.stderr[-2000:]
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("point", "count", "when"),
-    [
-        ("recipes.vlm_classifier.data:ClassifierDataset.get_batch", 7, "after"),
-        ("engine.training.run:TrainingRun.optim_step", 5, "before"),
-        ("recipes.vlm_classifier.eval:ClassifierEvaluator.generate_output", 8, "before"),
-        ("engine.checkpoints.files:write_durably", 4, "before"),
-        ("run.loggers:append_row", 5, "after"),
-    ],
-    ids=["making data", "before a step", "evaluating", "saving", "after a row"],
-)
-def test_a_killed_run_continues_bit_for_bit(runs, request, point, count, when):
-    """5 s each: the run that is killed, and the run that goes on."""
-    name = request.node.callspec.id.replace(" ", "-")
-    runs.check_killed_and_resumed(name, f"tinker_cookbook.{point}", count, when)

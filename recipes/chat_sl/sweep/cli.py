@@ -40,7 +40,7 @@ RECIPES = {
     "distillation": "tinker_cookbook.recipes.prompt_distillation.train",
 }
 _DEFAULT_RECIPE = "sft"
-RECOMMENDATIONS = "recommendations.json"
+RECOMMENDATIONS, ESCAPED = "recommendations.json", "\\,"
 # The sweep command sets these for each run.
 _SET_BY_SWEEP = ("log_path", "behavior_if_log_dir_exists", "max_steps", "backend")
 
@@ -146,40 +146,39 @@ def _base_words(config: Any) -> list[str]:
         value = getattr(base, name)
         if name in _SET_BY_SWEEP or value == getattr(defaults, name):
             continue
-        if isinstance(value, enum.Enum):
-            value = value.value
+        value = value.value if isinstance(value, enum.Enum) else value
         if not isinstance(value, (str, int, float, bool, type(None))):
             raise ConfigurationError(
                 f"base.{name}: got {value!r}, expected a text, a number or a truth value"
             )
-        key = "server" if name == "base_url" else name
         # A comma would separate two values.
-        words.append(f"{key}={str(value).replace(',', chr(92) + ',')}")
+        words.append(
+            f"{'server' if name == 'base_url' else name}={str(value).replace(',', ESCAPED)}"
+        )
     return words
 
 
 def _recommend(config: Any, recipe_name: str, folder: Path) -> None:
     """Prints the best run of each rank, and writes them."""
-    rows = [r for r in read_rows(folder / "results.jsonl") if r["value"] is not None]
     # A setting with one value is not among those that are swept.
     fixed = {"learning_rate": config.learning_rates[0], "lora_rank": config.lora_ranks[0]}
-    best: dict[str, Mapping[str, Any]] = {}
-    for row in ({**fixed, **row} for row in rows if row["state"] == "done"):
-        key, sign = f"rank_{row['lora_rank']}", 1 if lower_is_better(row["metric"]) else -1
-        if key not in best or sign * row["value"] < sign * best[key][row["metric"]]:
-            best[key] = {
-                "learning_rate": row["learning_rate"],
-                "lora_rank": row["lora_rank"],
-                row["metric"]: row["value"],
-            }
-    if not best:
+    rows = [
+        {**fixed, **row}
+        for row in read_rows(folder / "results.jsonl")
+        if row["state"] == "done" and row["value"] is not None
+    ]
+    if not rows:
         return
     metric = rows[0]["metric"]
-    for found in best.values():
-        print_line(
-            f"best for rank {found['lora_rank']}: learning_rate={found['learning_rate']:g} "
-            f"({metric} {found[metric]:.5g})"
-        )
+    sign = 1 if lower_is_better(metric) else -1
+    rows.sort(key=lambda row: (row["lora_rank"], sign * row["value"]))
+    best: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        name, rank, rate = f"rank_{row['lora_rank']}", row["lora_rank"], row["learning_rate"]
+        if name not in best:
+            best[name] = {"learning_rate": rate, "lora_rank": rank, metric: row["value"]}
+            found = f"learning_rate={rate:g} ({metric} {row['value']:.5g})"
+            print_line(f"best for rank {rank}: {found}")
     content = {
         "recipe": recipe_name,
         "model_name": getattr(config.base, "model_name", "unknown"),

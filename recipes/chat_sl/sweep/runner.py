@@ -11,8 +11,10 @@ import logging
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -81,17 +83,23 @@ def run(
         if not (skip_existing and (log_path / "metrics.jsonl").exists()):
             jobs.append((log_path, point))
     folder.mkdir(parents=True, exist_ok=True)
-    if executor is not None:
-        _run_parallel(executor, main_fn, base_config, jobs)
-    elif max_parallel > 1:
-        # Not "fork": threads of torch and of the SDK do not survive it.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(max_parallel, mp_context=context) as pool:
-            _run_parallel(pool, main_fn, base_config, jobs)
-    else:
-        for log_path, point in jobs:
+    with ExitStack() as stack:
+        if executor is None and max_parallel > 1:
+            # Not "fork": threads of torch and of the SDK do not survive it.
+            context = multiprocessing.get_context("spawn")
+            pool = ProcessPoolExecutor(max_parallel, mp_context=context)
+            executor = stack.enter_context(pool)
+        submit = partial if executor is None else executor.submit
+        submitted = [(path, submit(run_point, main_fn, base_config, path, p)) for path, p in jobs]
+        for log_path, job in submitted:
             try:
-                run_point(main_fn, base_config, log_path, point)
+                job() if isinstance(job, partial) else job.result()
+            except BrokenProcessPool as error:
+                # No other run can start either.
+                raise RuntimeError(
+                    "the processes of the sweep ended at once; a script must start it below "
+                    'if __name__ == "__main__":, since each process imports the script again'
+                ) from error
             except Exception:
                 logger.exception("the run %s failed", log_path.name)
     return collect(folder, require_complete=False)
@@ -104,26 +112,3 @@ def run_point(
     result: Any = main_fn(chz.replace(base_config, log_path=str(log_path), **point))
     if inspect.isawaitable(result):
         run_to_end(result)
-
-
-def _run_parallel(
-    executor: Executor,
-    main_fn: Callable[[T], None],
-    base_config: T,
-    jobs: list[tuple[Path, dict[str, Any]]],
-) -> None:
-    futures: list[tuple[Path, Future[None]]] = [
-        (log_path, executor.submit(run_point, main_fn, base_config, log_path, point))
-        for log_path, point in jobs
-    ]
-    for log_path, future in futures:
-        try:
-            future.result()
-        except BrokenProcessPool as error:
-            # No other run can start either.
-            raise RuntimeError(
-                "the processes of the sweep ended at once; a script must start it below "
-                'if __name__ == "__main__":, since each process imports the script again'
-            ) from error
-        except Exception:
-            logger.exception("the run %s failed", log_path.name)

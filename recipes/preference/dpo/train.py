@@ -6,7 +6,7 @@
 
 Without arguments the demo model (SmolLM2-135M-Instruct) learns from ``recipes/example_data/`` to
 prefer direct answers. Watch ``test/accuracy`` (from 0.5) and ``test/margin`` (from
-0), and ``test/nll``: if it rises much, chosen answers become less likely too; lower the learning
+0; after 20 steps, 10 minutes, 1.00), and ``test/nll``: if it rises much, chosen answers become less likely too; lower the learning
 rate. Pairs come from the Hub by name, or from a file: JSON lines with ``prompt``,
 ``chosen`` and ``rejected``, the files of Anthropic's HH, and others (see
 ``preference.comparison_file``).
