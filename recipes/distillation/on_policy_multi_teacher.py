@@ -7,8 +7,8 @@
 
 A batch has ``groups_per_batch`` prompts of each dataset. By default both teachers are the student
 (SmolLM2) before training: one sees the answers to sums, the other has a system prompt that requests
-short answers. ``teacher_kl/dataset_0`` and ``teacher_kl/dataset_1`` are the KL to each of them: 16.9
-to 3.2 and 3.8 to 2.1 nats an answer in 25 steps (33 minutes).
+short answers. ``teacher_kl/dataset_0`` and ``teacher_kl/dataset_1`` are the KL to each of them:
+16.9 to 3.2 and 3.8 to 2.1 nats an answer in 25 steps (33 minutes).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     python -m recipes.tool_use.train random_rewards=true   # random-reward control
 
 The default model is a tiny one that the recipe first trains from example episodes, in half a minute
-(``recipes.tool_use.tiny_model``); it makes valid calls, most of them wrong. The share of right calls
-rises from 0.38 - 0.42 to 0.89 - 0.98 in 40 steps, 75 s on one CPU core.
+(``recipes.tool_use.tiny_model``); it makes valid calls, most of them wrong. The share of right
+calls rises from 0.38 - 0.42 to 0.89 - 0.98 in 40 steps, 75 s on one CPU core.
 """
 
 from __future__ import annotations

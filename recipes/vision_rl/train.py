@@ -7,8 +7,8 @@
 
 The pictures are generated, so an answer is graded exactly. The default model is a tiny Qwen3-VL,
 which the recipe makes first: a short supervised training, in which half of the answers are off by
-one, teaches it to see but not to be exact. The reward on held-out pictures rises from 0.38 - 0.53 to
-0.63 - 0.75 in 100 steps (2 minutes).
+one, teaches it to see but not to be exact. The reward on held-out pictures rises from 0.38 - 0.53
+to 0.63 - 0.75 in 100 steps (2 minutes).
 """
 
 from __future__ import annotations

@@ -152,9 +152,8 @@ def _base_words(config: Any) -> list[str]:
                 f"base.{name}: got {value!r}, expected a text, a number or a truth value"
             )
         # A comma would separate two values.
-        words.append(
-            f"{'server' if name == 'base_url' else name}={str(value).replace(',', ESCAPED)}"
-        )
+        key = "server" if name == "base_url" else name
+        words.append(f"{key}={str(value).replace(',', ESCAPED)}")
     return words
 
 

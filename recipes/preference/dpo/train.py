@@ -5,10 +5,10 @@
     python -m recipes.preference.dpo.train dataset=hhh|helpsteer3|ultrafeedback
 
 Without arguments the demo model (SmolLM2-135M-Instruct) learns from ``recipes/example_data/`` to
-prefer direct answers. Watch ``test/accuracy`` (from 0.5) and ``test/margin`` (from
-0; after 20 steps, 10 minutes, 1.00), and ``test/nll``: if it rises much, chosen answers become less likely too; lower the learning
-rate. Pairs come from the Hub by name, or from a file: JSON lines with ``prompt``,
-``chosen`` and ``rejected``, the files of Anthropic's HH, and others (see
+prefer direct answers: ``test/accuracy`` rises from 0.5 to 1.00 in 20 steps (10 minutes on two CPU
+cores), and ``test/margin`` from 0. Watch ``test/nll`` too: if it rises much, chosen answers become
+less likely; lower the learning rate. Pairs come from the Hub by name, or from a file: JSON lines
+with ``prompt``, ``chosen`` and ``rejected``, the files of Anthropic's HH, and others (see
 ``preference.comparison_file``).
 """
 
