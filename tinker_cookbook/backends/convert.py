@@ -6,7 +6,6 @@ Loaded only through ``connect()``, so it may import the SDK at the top.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,8 +13,7 @@ import tinker
 from tinker import types
 from tinker.types.topk_logprobs import TopkLogprobs
 
-from tinker_cookbook.engine.sampling.options import LogitOptions
-from tinker_cookbook.engine.sampling.requests import PromptScores, Sample, SamplingSettings
+from tinker_cookbook.engine.sampling.requests import PromptScores, Sample
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.engine.training.run import LossOutput
@@ -23,20 +21,18 @@ from tinker_cookbook.engine.vision.images import ImageInput, is_image, joined
 from tinker_cookbook.engine.vision.processing import ImageReader
 from tinker_cookbook.exceptions import (
     BackendError,
-    ConfigurationError,
     DataFormatError,
     DataValidationError,
 )
 from tinker_cookbook.image_processing_utils import read_media
 
 MakeReader: TypeAlias = "Callable[[], ImageReader]"
-_OPTIONS = fields(LogitOptions)
 
 
 class LocalSampleResponse(types.SampleResponse):
     """The SDK's response with the names of options that changed the sampling.
 
-    ``sampling_adjustments`` has the names of the :class:`LogitOptions` in effect, such as
+    ``sampling_adjustments`` has the names of the ``LogitOptions`` in effect, such as
     ``token_mask``. The log-probabilities are the model's own, without these options.
     """
 
@@ -127,40 +123,6 @@ def adam_settings_of(params: types.AdamParams) -> AdamSettings:
             "AdamParams"
         )
     return AdamSettings(**params.model_dump())
-
-
-def sampling_settings_of(
-    params: types.SamplingParams, eos_ids: tuple[int, ...], options: LogitOptions | None = None
-) -> SamplingSettings:
-    """Returns checked settings of a sampling request.
-
-    If ``stop`` is None, a sample ends at the model's end-of-sequence tokens. Strings or token ids
-    are added to these. With an empty list, a sample ends only at ``max_tokens``.
-    """
-    tokens: set[int] = set()
-    strings: tuple[str, ...] = ()
-    # None and [] differ: an empty list also disables the end-of-sequence tokens.
-    stop = params.stop
-    if stop is None:
-        tokens = set(eos_ids)
-    elif isinstance(stop, str):
-        strings, tokens = (stop,), set(eos_ids)
-    elif len(stop):
-        strings = tuple(item for item in stop if isinstance(item, str))
-        tokens = {item for item in stop if isinstance(item, int)} | set(eos_ids)
-    if any(not text for text in strings):
-        raise ConfigurationError("stop: got an empty string, which would end every sample")
-    more = {} if options is None else {f.name: getattr(options, f.name) for f in _OPTIONS}
-    return SamplingSettings(
-        max_tokens=params.max_tokens,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        seed=params.seed,
-        stop_tokens=frozenset(tokens),
-        stop_strings=strings,
-        **more,
-    )
 
 
 def sample_response_of(

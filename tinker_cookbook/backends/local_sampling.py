@@ -25,7 +25,7 @@ from tinker_cookbook.backends.futures import (
 from tinker_cookbook.engine.checkpoints.save_load import load_adapter
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.sampling.options import LogitOptions
+from tinker_cookbook.engine.sampling.options import LogitOptions, SamplingSettings
 from tinker_cookbook.engine.sampling.requests import (
     PromptScores,
     Sample,
@@ -252,7 +252,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         in_scoring_pass: bool,
     ) -> SampleRequest:
         sampler = self._made.result()
-        settings = convert.sampling_settings_of(params, sampler.base.eos_ids, options)
+        settings = SamplingSettings.of(params, sampler.base.eos_ids, options)
         # Only stop strings need the text of a growing sample.
         decode = self._decode if settings.stop_strings else None
         request = sample_request(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rendering_cases import checked
 from test_families import CASES, TOOLS, load  # noqa: F401 - a fixture
 
+from tinker_cookbook.engine.sampling.options import SamplingSettings
 from tinker_cookbook.renderers import ToolCall
 from tinker_cookbook.renderers.core.messages import ensure_list
 from tinker_cookbook.server.openai.completions import ChatChoice, chat_prompt
@@ -31,7 +32,8 @@ def said(renderer: Any, tokens: list[int], cuts: list[int]) -> tuple[dict, dict,
     """The message of an answer, the same put together from its stream, and why it ended."""
     stops = renderer.get_stop_sequences()
     model = SimpleNamespace(codec=renderer.codec, eos_ids=())
-    options = SamplingOptions(model, SimpleNamespace(stop=stops), 1, None)  # type: ignore[arg-type]
+    settings = SamplingSettings.of(SimpleNamespace(stop=stops), ())
+    options = SamplingOptions(model, settings, 1, None)  # type: ignore[arg-type]
     choice = ChatChoice(0, options, renderer.message_reader(), CallPolicy())
     chunks = choice.begin(None)
     for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):

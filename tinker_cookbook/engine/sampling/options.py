@@ -1,14 +1,11 @@
-"""Sampling options beyond temperature, top-k and top-p: bias, penalties, minimum length, masks.
-
-They change which token is sampled. The reported log-probabilities stay the model's own.
-"""
+"""Sampling parameters. The reported log-probabilities stay the model's own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -109,3 +106,87 @@ class LogitOptions:
         """``logit_bias`` as token ids int64 [N] and numbers float32 [N]."""
         ids = np.fromiter(self.logit_bias, dtype=np.int64, count=len(self.logit_bias))
         return ids, np.array([self.logit_bias[int(i)] for i in ids], dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class SamplingSettings(LogitOptions):
+    """Sampling parameters of a request.
+
+    ``stop_tokens`` end a sample when sampled (and are kept in it); ``stop_strings`` when they
+    appear in the decoded text. ``top_k`` -1 and ``top_p`` 1 mean the whole vocabulary;
+    ``temperature`` 0 is greedy. With ``seed``, sample i of a request depends
+    only on (seed, i).
+
+    This is the one form of sampling parameters: ``of`` reads it from SDK and HTTP requests.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    seed: int | None = None
+    stop_tokens: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        given: Any,
+        eos_ids: Collection[int],
+        options: LogitOptions | None = None,
+        **values: Any,
+    ) -> SamplingSettings:
+        """Reads the fields of ``given`` (the SDK's ``SamplingParams``, or the body of a request).
+
+        A field that ``given`` lacks, or that is None, has its default; ``values`` replace fields.
+        If ``stop`` is None, a sample ends at the model's ``eos_ids``. Strings or token ids are
+        added to these. With an empty list, a sample ends only at ``max_tokens``.
+        """
+        sources = (given,) if options is None else (given, options)
+        found = {
+            one.name: value
+            for source in sources
+            for one in fields(cls)
+            if (value := getattr(source, one.name, None)) is not None
+        }
+        found |= values
+        stop = found.pop("stop", getattr(given, "stop", None))
+        stop = [stop] if isinstance(stop, str) else stop
+        if stop is not None and "" in stop:
+            raise ConfigurationError("stop: got an empty string, which would end every sample")
+        ends = stop is None or len(stop) > 0
+        tokens = [item for item in stop or () if not isinstance(item, str)]
+        try:
+            # The keys of a JSON object are strings.
+            bias = {int(token): value for token, value in found.get("logit_bias", {}).items()}
+        except ValueError as error:
+            raise ConfigurationError(f"logit_bias: expected token ids as keys: {error}") from error
+        return cls(
+            **found | {"logit_bias": bias},
+            stop_tokens=frozenset((*eos_ids, *tokens)) if ends else frozenset(),
+            stop_strings=tuple(item for item in stop or () if isinstance(item, str)),
+        )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        smallest = np.finfo(np.float32).tiny
+        for name in ("temperature", "top_p"):
+            # Sampling is in float32, where a smaller number would be 0.
+            if 0 < (value := getattr(self, name)) < smallest:
+                raise ConfigurationError(
+                    f"{name}: got {value}, which float32 cannot hold (its smallest number is "
+                    f"{smallest:.1e}); temperature=0 takes the most probable token"
+                )
+        for name, ok, expected in (
+            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or none"),
+            ("temperature", 0 <= self.temperature < float("inf"), "a number >= 0"),
+            ("top_k", self.top_k == -1 or self.top_k >= 1, "-1 (off) or at least 1"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+        ):
+            if not ok:
+                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected {expected}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ConfigurationError(
+                f"min_tokens: got {self.min_tokens}, expected at most max_tokens "
+                f"({self.max_tokens})"
+            )

@@ -13,7 +13,7 @@ import numpy as np
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.sampling.adjust_logits import LogitAdjuster
-from tinker_cookbook.engine.sampling.options import LogitOptions
+from tinker_cookbook.engine.sampling.options import SamplingSettings
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.training.examples import check_token_range
 from tinker_cookbook.engine.vision.images import ImageInput, is_image, text_tokens
@@ -21,49 +21,6 @@ from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 
 Prompt: TypeAlias = "Sequence[int] | np.ndarray"
 """Token ids [T], at least one."""
-
-
-@dataclass(frozen=True)
-class SamplingSettings(LogitOptions):
-    """Sampling parameters of a request.
-
-    ``stop_tokens`` end a sample when sampled (and are kept in it); ``stop_strings`` when they
-    appear in the decoded text. ``top_k`` -1 and ``top_p`` 1 mean the whole vocabulary;
-    ``temperature`` 0 is greedy. With ``seed``, sample i of a request depends
-    only on (seed, i).
-    """
-
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_k: int = -1
-    top_p: float = 1.0
-    seed: int | None = None
-    stop_tokens: frozenset[int] = frozenset()
-    stop_strings: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        smallest = np.finfo(np.float32).tiny
-        for name in ("temperature", "top_p"):
-            # Sampling is in float32, where a smaller number would be 0.
-            if 0 < (value := getattr(self, name)) < smallest:
-                raise ConfigurationError(
-                    f"{name}: got {value}, which float32 cannot hold (its smallest number is "
-                    f"{smallest:.1e}); temperature=0 takes the most probable token"
-                )
-        for name, ok, expected in (
-            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or none"),
-            ("temperature", 0 <= self.temperature < float("inf"), "a number >= 0"),
-            ("top_k", self.top_k == -1 or self.top_k >= 1, "-1 (off) or at least 1"),
-            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
-        ):
-            if not ok:
-                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected {expected}")
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ConfigurationError(
-                f"min_tokens: got {self.min_tokens}, expected at most max_tokens "
-                f"({self.max_tokens})"
-            )
 
 
 def settle(future: Future[Any], result: Any = None, error: BaseException | None = None) -> None:

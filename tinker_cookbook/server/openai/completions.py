@@ -12,6 +12,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from tinker import types
 
+from tinker_cookbook.engine.sampling.requests import PromptScores
 from tinker_cookbook.leaves import load_leaf
 from tinker_cookbook.renderers import (
     Message,
@@ -131,18 +132,18 @@ class CompletionChoice(Choice):
         self._text = ""
         self._has_tokens = False
 
-    def begin(self, scores: types.SampleResponse | None) -> list[Json]:
+    def begin(self, scores: PromptScores | None) -> list[Json]:
         """Returns a chunk with the prompt if it is echoed."""
         if not self._echo:
             return []
         prompt, text = self._prompt, self._prompt_text
         tokens = [SampledToken(token, None) for token in prompt]
-        if scores is not None and scores.prompt_logprobs_np is not None:
-            topk = scores.topk_prompt_logprobs_np
+        if scores is not None and scores.logprobs is not None:
+            ids, values = scores.topk_ids, scores.topk_logprobs
             # The first token has no context, so it has no log-probability.
             for i in range(1, len(tokens)):
-                top = None if topk is None else (topk.token_ids[i], topk.logprobs[i])
-                tokens[i] = SampledToken(prompt[i], float(scores.prompt_logprobs_np[i]), top)
+                top = None if ids is None or values is None else (ids[i], values[i])
+                tokens[i] = SampledToken(prompt[i], float(scores.logprobs[i]), top)
         detokenizer = IncrementalDetokenizer(self._options.model.codec, (), ())
         decoded = detokenizer.add(tokens) + detokenizer.finish()
         # A BOS token and a leading space of the vocabulary are not part of the text.
@@ -365,7 +366,7 @@ class ChatChoice(Choice):
         self._reader, self._calls = reader, calls
         self._message: Json = {}
 
-    def begin(self, scores: types.SampleResponse | None) -> list[Json]:
+    def begin(self, scores: PromptScores | None) -> list[Json]:
         """Returns a chunk with the role."""
         return [self._chunk({"role": "assistant", "content": ""}, [])]
 

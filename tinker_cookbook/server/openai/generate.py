@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tinker import types
 
+from tinker_cookbook.engine.sampling.requests import PromptScores
 from tinker_cookbook.server.access import ApiUserDep
 from tinker_cookbook.server.bodies import Int64, Json, Token, json_body_schema, read_json
 from tinker_cookbook.server.keys import ApiUser
@@ -20,6 +21,7 @@ from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
 from tinker_cookbook.server.openai.protocol import (
     MAX_TOP_LOGPROBS,
     SamplingBody,
+    SamplingFields,
     StreamOptions,
     check_extra,
     check_stream_options,
@@ -60,25 +62,10 @@ _NEUTRAL_PARAMS: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-class GenerateParams(BaseModel):
+class GenerateParams(SamplingFields):
     """Sampling parameters, by vLLM's names."""
 
-    model_config = ConfigDict(extra="allow")
-
-    n: Annotated[int, Field(ge=1, le=128)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int64 | None = None
-    min_p: float | None = None
-    seed: Annotated[Int64, Field(ge=0)] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Int64] | None = None
     max_tokens: Annotated[Int64, Field(ge=1)] | None = None
-    min_tokens: Annotated[Int64, Field(ge=0)] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
 
@@ -109,7 +96,7 @@ class GenerateBody(BaseModel):
 
     def sampling_body(self) -> SamplingBody:
         """Returns the request with the common names of all endpoints."""
-        common = set(SamplingBody.model_fields)
+        common = set(SamplingFields.model_fields)
         params = self.sampling_params.model_dump(include=common, exclude_none=True)
         return SamplingBody(
             model=self.model, stream=self.stream, stream_options=self.stream_options, **params
@@ -150,7 +137,7 @@ class _GenerateWriter(ResponseWriter):
 class TokenChoice(Choice):
     """Choice that has only tokens."""
 
-    def begin(self, scores: types.SampleResponse | None) -> list[Json]:
+    def begin(self, scores: PromptScores | None) -> list[Json]:
         """Returns no chunks."""
         return []
 

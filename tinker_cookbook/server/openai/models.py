@@ -18,6 +18,8 @@ from fastapi import APIRouter, Depends, Request
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.engine.checkpoints.format import SCHEME
 from tinker_cookbook.engine.checkpoints.store import CheckpointInfo, RunInfo
+from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers import Renderer, get_renderer, get_renderer_names
@@ -120,7 +122,8 @@ class LoadedModel:
 
     name: str
     base_model: str
-    client: LocalSamplingClient
+    engine: Engine
+    sampler: Sampler
     codec: TextCodec
     eos_ids: tuple[int, ...]
     vocab_size: int
@@ -170,9 +173,10 @@ class ModelLoader:
         if is_new:
             try:
                 client = LocalSamplingClient.open(self.state.engine, owner.store, path, base_model)
-                base, codec = client.sampler().base, TextCodec(get_tokenizer(base_model))
-                sizes = tuple(base.eos_ids), base.vocab_size
-                loaded = LoadedModel(model, base_model, client, codec, *sizes, renderer_name)
+                sampler, codec = client.sampler(), TextCodec(get_tokenizer(base_model))
+                parts = self.state.engine, sampler, codec
+                sizes = sampler.base.eos_ids, sampler.base.vocab_size
+                loaded = LoadedModel(model, base_model, *parts, *sizes, renderer_name)
                 future.set_result(loaded)
             except BaseException as error:
                 # A failed load is not cached, so the next request retries.

@@ -159,12 +159,11 @@ class StructuredOutputs(BaseModel):
     json_object: bool | None = None
 
 
-class SamplingBody(BaseModel):
-    """Common fields of all requests: OpenAI's, vLLM's extensions, and ``renderer_name``."""
+class SamplingFields(BaseModel):
+    """Sampling parameters of all requests, OpenAI's and vLLM's; ``SamplingSettings`` reads them."""
 
     model_config = ConfigDict(extra="allow")
 
-    model: str
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -178,6 +177,12 @@ class SamplingBody(BaseModel):
     min_p: float | None = None
     min_tokens: Annotated[Int64, Field(ge=0)] | None = None
     stop_token_ids: list[Int64] | None = None
+
+
+class SamplingBody(SamplingFields):
+    """Common fields of all requests: sampling, constraints of the text, streaming."""
+
+    model: str
     response_format: Json | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Json | str | None = None

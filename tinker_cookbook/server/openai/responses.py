@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from tinker import types
 
+from tinker_cookbook.engine.sampling.requests import Sample
 from tinker_cookbook.server.access import ApiUserDep
 from tinker_cookbook.server.bodies import Json, json_body_schema, read_json
 from tinker_cookbook.server.keys import ApiUser
@@ -185,7 +185,7 @@ class _ResponsesWriter(ResponseWriter):
         super().__post_init__()
         body = self.body
         assert isinstance(body, ResponsesBody)
-        params = self.samples.options.params
+        settings = self.samples.options.settings
         created = self._envelope.pop("created")
         self._envelope |= {
             "created_at": created,
@@ -197,26 +197,24 @@ class _ResponsesWriter(ResponseWriter):
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None, **(body.reasoning or {})},
             "store": False,
-            "temperature": params.temperature,
+            "temperature": settings.temperature,
             "text": {"format": {"type": "text"}, **(body.text or {})},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
-            "top_p": params.top_p,
+            "top_p": settings.top_p,
             "max_output_tokens": body.max_output_tokens,
             "truncation": "disabled",
         }
 
-    def _whole(self, responses: Sequence[types.SampleResponse]) -> Json:
-        return self._response(responses, _items(self.choices[0].whole()))
+    def _whole(self, results: Sequence[Sequence[Sample]]) -> Json:
+        return self._response(results, _items(self.choices[0].whole()))
 
-    def _response(
-        self, responses: Sequence[types.SampleResponse] | None, items: Sequence[Json]
-    ) -> Json:
-        """Returns the response object; without ``responses``, its status is in progress."""
-        if responses is None:
+    def _response(self, results: Sequence[Sequence[Sample]] | None, items: Sequence[Json]) -> Json:
+        """Returns the response object; without ``results``, its status is in progress."""
+        if results is None:
             return {**self._envelope, "status": "in_progress", "output": [], "usage": None}
         cut = self.choices[0].whole()["finish_reason"] == "length"
-        usage = self._usage(responses)
+        usage = self._usage(results)
         body = {
             **self._envelope,
             "status": "incomplete" if cut else "completed",
@@ -253,14 +251,14 @@ class _ResponsesWriter(ResponseWriter):
                 for chunk in self._add(batch):
                     for event in stream.add(chunk):
                         yield event
-            responses = await self.samples.responses()
-            for choice, sequence in self._sequences(responses):
-                for chunk in choice.end(sequence.stop_reason):
+            results = await self.samples.samples()
+            for choice, sample in self._by_choice(results):
+                for chunk in choice.end(sample.stop_reason):
                     for event in stream.add(chunk):
                         yield event
             for event in stream.finish():
                 yield event
-            whole = self._response(responses, stream.items)
+            whole = self._response(results, stream.items)
             kind = "completed" if whole["status"] == "completed" else "incomplete"
             yield stream.event(f"response.{kind}", response=whole)
         except Exception as error:

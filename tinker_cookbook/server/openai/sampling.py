@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import repeat
-from typing import Any, TypeAlias, TypeVar
+from itertools import chain, repeat
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from fastapi import Request, Response
@@ -22,8 +22,16 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from tinker import types
 
-from tinker_cookbook.engine.sampling.options import LogitOptions, TokenMask
-from tinker_cookbook.engine.sampling.requests import Sample
+from tinker_cookbook.backends.convert import sequence_of
+from tinker_cookbook.engine.sampling.options import SamplingSettings, TokenMask
+from tinker_cookbook.engine.sampling.requests import (
+    PromptScores,
+    Sample,
+    SampleRequest,
+    ScoreRequest,
+    sample_request,
+    score_request,
+)
 from tinker_cookbook.engine.training.examples import check_token_range
 from tinker_cookbook.server.bodies import Json
 from tinker_cookbook.server.openai.models import LoadedModel
@@ -50,11 +58,10 @@ class SamplingOptions:
     """Model and sampling parameters of a request."""
 
     model: LoadedModel
-    params: types.SamplingParams
+    settings: SamplingSettings
     num_samples: int
     top_logprobs: int | None
     """Number of alternatives per token; None: no log-probabilities."""
-    logit_options: LogitOptions = field(default_factory=LogitOptions)
     best_of: int | None = None
     """Number of samples; the ``num_samples`` most probable ones are returned."""
     token_ids: bool = False
@@ -73,54 +80,23 @@ class SamplingOptions:
         mask: TokenMask | None = None,
     ) -> SamplingOptions:
         """Returns the options of ``body``; ``stop`` adds stop tokens and strings to its own."""
-        params = types.SamplingParams(
-            max_tokens=max_tokens,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_k=-1 if body.top_k is None else body.top_k,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            seed=body.seed,
-        )
         strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        if "" in strings:
-            raise ApiError("stop: got an empty string, which would end every answer", param="stop")
-        stop_ids = body.stop_token_ids or []
-        if stop_ids:
+        if stop_ids := body.stop_token_ids or []:
             check_token_range("stop_token_ids", np.array(stop_ids), model.vocab_size)
-        # The SDK's type allows either tokens or strings; the local engine supports both.
-        stops = [*strings, *stop_ids, *stop]
-        params = params.model_copy(update={"stop": stops or None})
+        stops = [*strings, *stop_ids, *stop] or None
+        settings = SamplingSettings.of(
+            body, model.eos_ids, max_tokens=max_tokens, stop=stops, token_mask=mask
+        )
         top = None if top_logprobs is None else min(top_logprobs, model.vocab_size)
+        # The last two are parameters of vLLM's server, which /responses does not have.
         return cls(
             model,
-            params,
+            settings,
             body.n or 1,
             top,
-            _logit_options(body, mask),
-            # Parameters of vLLM's server, which /responses does not have.
             token_ids=bool(getattr(body, "return_token_ids", None)),
             tokens_as_ids=bool(getattr(body, "return_tokens_as_token_ids", None)),
         )
-
-
-def _logit_options(body: SamplingBody, mask: TokenMask | None) -> LogitOptions:
-    given: dict[str, Any] = {
-        name: value
-        for name in (
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-            "min_p",
-            "min_tokens",
-        )
-        if (value := getattr(body, name)) is not None
-    }
-    try:
-        bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
-    except ValueError as error:
-        raise ApiError(
-            f"logit_bias: expected token ids as keys: {error}", param="logit_bias"
-        ) from error
-    return LogitOptions(**given, logit_bias=bias, token_mask=mask)
 
 
 @dataclass(eq=False)
@@ -135,8 +111,8 @@ class SampleStream:
     prompts: Sequence[types.ModelInput]
     score_prompts: bool = False
     _queue: asyncio.Queue[tuple[int, SampledToken] | None] = field(default_factory=asyncio.Queue)
-    _futures: list[Future[types.SampleResponse]] = field(default_factory=list)
-    _score_futures: list[Future[types.SampleResponse]] = field(default_factory=list)
+    _futures: list[Future[list[Sample]]] = field(default_factory=list)
+    _scores: list[Future[PromptScores]] = field(default_factory=list)
     _num_queued: int = 0
 
     async def start(self, *, streamed: bool) -> None:
@@ -159,45 +135,56 @@ class SampleStream:
             top = sample.topk[-1] if sample.topk else None
             put((first + index, SampledToken(sample.tokens[-1], sample.logprobs[-1], top)))
 
-        top = options.top_logprobs or 0
-        # A stream sends the scored prompt before the first token, so score it in a separate
-        # request.
-        scores_apart = streamed and self.score_prompts
-        score = self.score_prompts and not scores_apart
-        sample = options.model.client.sample
         for index, prompt in enumerate(self.prompts):
             await asyncio.sleep(0)  # other requests run between two prompts
-            if scores_apart:
-                # The engine samples at least one token, and also scores the prompt in that pass.
-                params = options.params.model_copy(update={"max_tokens": 1})
-                scored = sample(prompt, 1, params, True, top, top)
-                self._score_futures.append(scored.future())
-            submit = partial(
-                sample,
-                prompt,
-                num_samples,
-                options.params,
-                include_prompt_logprobs=score,
-                topk_prompt_logprobs=top if score else 0,
-                topk_sample_logprobs=top,
-                sampling_options=options.logit_options,
-                on_token=partial(put_token, index * num_samples) if streamed else None,
-            )
             # In a thread, because reading an image takes time.
-            sampled = await asyncio.to_thread(submit) if has_images(prompt) else submit()
-            future = sampled.future()
+            read = partial(self._requests, prompt, num_samples)
+            request, score = await asyncio.to_thread(read) if has_images(prompt) else read()
+            if streamed:
+                request.on_token = partial(put_token, index * num_samples)
+            engine, future = options.model.engine, request.future
+            if score is not None:
+                self._scores.append(engine.score(score))
+            if score is None or score.sample is None:
+                future = engine.sample(request)
             # Marks the end of this prompt's stream, after all of its tokens.
             future.add_done_callback(lambda _: put(None))
             self._futures.append(future)
 
-    async def prompt_scores(self) -> list[types.SampleResponse | None]:
-        """Returns the response with log-probabilities for each prompt of a stream, or None."""
-        if not self._score_futures:
-            return [None] * len(self.prompts)
-        return await asyncio.gather(*map(asyncio.wrap_future, self._score_futures))
+    def _requests(
+        self, prompt: types.ModelInput, num_samples: int
+    ) -> tuple[SampleRequest, ScoreRequest | None]:
+        """Returns the request for the samples of a prompt, and that for its log-probabilities."""
+        options = self.options
+        model, settings, top = options.model, options.settings, options.top_logprobs or 0
+        reader = partial(model.engine.image_reader, model.base_model)
+        tokens, images = sequence_of(prompt, "prompt", reader)
+        # A single token needs no decode step, so the scoring pass samples it too.
+        in_one_pass = self.score_prompts and settings.max_tokens == 1
+        request = sample_request(
+            model.sampler,
+            tokens,
+            num_samples,
+            settings,
+            images=images,
+            decode=model.codec.decode if settings.stop_strings else None,
+            topk_sample=top,
+            scored=in_one_pass,
+        )
+        if not self.score_prompts:
+            return request, None
+        score = score_request(model.sampler, tokens, logprobs=True, topk=top, images=images)
+        score.sample = request if in_one_pass else None
+        return request, score
 
-    async def responses(self) -> list[types.SampleResponse]:
-        """Waits for the responses of all prompts; raises the first error."""
+    async def prompt_scores(self) -> list[PromptScores | None]:
+        """Returns the log-probabilities of each prompt, or None."""
+        if not self._scores:
+            return [None] * len(self.prompts)
+        return await asyncio.gather(*map(asyncio.wrap_future, self._scores))
+
+    async def samples(self) -> list[list[Sample]]:
+        """Waits for the samples of all prompts; raises the first error."""
         return await asyncio.gather(*map(asyncio.wrap_future, self._futures))
 
     async def token_batches(self) -> AsyncIterator[TokenBatch]:
@@ -223,7 +210,7 @@ class SampleStream:
 
     def close(self) -> None:
         """Cancels the requests that have not ended. May be called more than once."""
-        for future in (*self._futures, *self._score_futures):
+        for future in (*self._futures, *self._scores):
             future.cancel()
         # Set to zero, so that a second call does not release the samples again.
         self.quota.release(self._num_queued)
@@ -235,8 +222,8 @@ def has_images(prompt: types.ModelInput) -> bool:
     return any(not isinstance(chunk, types.EncodedTextChunk) for chunk in prompt.chunks)
 
 
-def _mean_logprob(sequence: types.SampledSequence) -> float:
-    return float(np.mean(sequence.logprobs or [0.0]))
+def _mean_logprob(sample: Sample) -> float:
+    return float(np.mean(sample.logprobs or [0.0]))
 
 
 def json_safe_logprob(logprob: float) -> float:
@@ -269,21 +256,19 @@ class Choice(ABC):
 
     def __init__(self, index: int, options: SamplingOptions) -> None:
         self._index, self._options = index, options
-        stop: Any = options.params.stop or ()
-        stop_tokens = {s for s in stop if isinstance(s, int)} | set(options.model.eos_ids)
-        stop_strings = [s for s in stop if isinstance(s, str)]
+        settings = options.settings
         self._detokenizer = IncrementalDetokenizer(
             options.model.codec,
-            stop_tokens,
-            stop_strings,
-            options.logit_options.min_tokens,
+            settings.stop_tokens,
+            settings.stop_strings,
+            settings.min_tokens,
             options.token_ids,
         )
         self._tokens: list[SampledToken] = []
         self._finish_reason: str | None = None
 
     @abstractmethod
-    def begin(self, scores: types.SampleResponse | None) -> list[Json]:
+    def begin(self, scores: PromptScores | None) -> list[Json]:
         """Returns the chunks before the first token; ``scores`` has the prompt's logprobs."""
 
     @abstractmethod
@@ -338,7 +323,7 @@ class ResponseWriter:
             "model": self.body.model,
         }
         # Options that changed the sampling; log-probabilities are still the model's own.
-        if adjustments := self.samples.options.logit_options.in_effect:
+        if adjustments := self.samples.options.settings.in_effect:
             self._envelope["sampling_adjustments"] = list(adjustments)
 
     async def respond(self, request: Request) -> Response:
@@ -354,35 +339,31 @@ class ResponseWriter:
                 # The status can report an error of the engine only before the first chunk.
                 chunks += self._add(await until_disconnect(request, anext(batches, {})))
                 return _EventStream(self._events(chunks, batches), samples)
-            responses = await until_disconnect(request, samples.responses())
+            results = await until_disconnect(request, samples.samples())
+            scores = await samples.prompt_scores()
         except BaseException:
             samples.close()
             raise
         samples.close()
-        self._begin(responses)
+        self._begin(scores)
         # The same choices build a complete response, from all tokens at once.
-        for choice, one in self._sequences(responses):
+        for choice, one in self._by_choice(results):
             if not self.discard_tokens:
-                assert one.logprobs is not None
-                top = one.topk_logprobs_np
-                tops = (
-                    repeat(None) if top is None else zip(top.token_ids, top.logprobs, strict=True)
-                )
-                tokens = zip(one.tokens, one.logprobs, tops, strict=False)
+                tokens = zip(one.tokens, one.logprobs, one.topk or repeat(None), strict=False)
                 choice.add([SampledToken(*fields) for fields in tokens])
             choice.end(one.stop_reason)
-        return JSONResponse(self._whole(responses))
+        return JSONResponse(self._whole(results))
 
-    def _whole(self, responses: Sequence[types.SampleResponse]) -> Json:
+    def _whole(self, results: Sequence[Sequence[Sample]]) -> Json:
         """Returns the body of a non-streamed response from complete choices."""
         return self._envelope | {
             **self.first_fields,
             "object": self.object_name,
             "choices": [choice.whole() for choice in self.choices],
-            "usage": self._usage(responses),
+            "usage": self._usage(results),
         }
 
-    def _begin(self, scores: Sequence[types.SampleResponse | None]) -> list[Json]:
+    def _begin(self, scores: Sequence[PromptScores | None]) -> list[Json]:
         """Returns the chunks before the first tokens."""
         chunks, num_samples = [], self.samples.options.num_samples
         for i, choice in enumerate(self.choices):
@@ -396,21 +377,13 @@ class ResponseWriter:
         chunks = (self.choices[index].add(tokens) for index, tokens in batch.items())
         return [chunk for chunk in chunks if chunk is not None]
 
-    def _sequences(
-        self, responses: Sequence[types.SampleResponse]
-    ) -> Iterator[tuple[Choice, types.SampledSequence]]:
+    def _by_choice(self, results: Sequence[Sequence[Sample]]) -> Iterator[tuple[Choice, Sample]]:
         options = self.samples.options
-        sequences = [sequence for response in responses for sequence in response.sequences]
         if options.best_of:
             # Highest mean log-probability per token, as in OpenAI's API.
-            sequences = [
-                sequence
-                for response in responses
-                for sequence in sorted(response.sequences, key=_mean_logprob, reverse=True)[
-                    : options.num_samples
-                ]
-            ]
-        return zip(self.choices, sequences, strict=True)
+            ordered = (sorted(found, key=_mean_logprob, reverse=True) for found in results)
+            results = [found[: options.num_samples] for found in ordered]
+        return zip(self.choices, chain.from_iterable(results), strict=True)
 
     async def _events(
         self, chunks: list[Json], batches: AsyncIterator[TokenBatch]
@@ -435,11 +408,11 @@ class ResponseWriter:
                 for chunk in self._add(batch):
                     yield chunk_event([chunk])
             # The stop reason is known only now, from the complete responses.
-            responses = await self.samples.responses()
-            for choice, sequence in self._sequences(responses):
-                for chunk in choice.end(sequence.stop_reason):
+            results = await self.samples.samples()
+            for choice, sample in self._by_choice(results):
+                for chunk in choice.end(sample.stop_reason):
                     yield chunk_event([chunk])
-            usage = self._usage(responses)
+            usage = self._usage(results)
             if self._include_usage:
                 yield chunk_event([], usage)
         except Exception as error:
@@ -449,12 +422,12 @@ class ResponseWriter:
         # Clients read up to this line.
         yield "data: [DONE]\n\n"
 
-    def _usage(self, responses: Sequence[types.SampleResponse]) -> Json:
+    def _usage(self, results: Sequence[Sequence[Sample]]) -> Json:
         prompt = sum(one.length for one in self.samples.prompts)
-        sampled = sum(len(one.tokens) for response in responses for one in response.sequences)
+        sampled = sum(len(one.tokens) for found in results for one in found)
         sampled = 0 if self.discard_tokens else sampled
         self._used.tokens_in, self._used.tokens_out = prompt, sampled
-        cached = sum(response.prompt_cache_hit_tokens or 0 for response in responses)
+        cached = sum(found[0].cached_prompt_tokens for found in results)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": sampled,

@@ -13,6 +13,7 @@ from tinker_cookbook.backends import connect
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.sampling.options import SamplingSettings
 from tinker_cookbook.server.openai.sampling import SampleStream, SamplingOptions
 from tinker_cookbook.server.requests import SampleQuota
 
@@ -206,8 +207,8 @@ def test_closing_cancels_in_the_engine(stories_model, monkeypatch, tmp_path):
     monkeypatch.setattr(
         engine, "sample", lambda request: submitted.append(request) or sample(request)
     )
-    model = SimpleNamespace(client=client)
-    options = SamplingOptions(model, SamplingParams(seed=0), 8, None)
+    model = SimpleNamespace(engine=engine, sampler=client.sampler(), base_model=stories_model)
+    options = SamplingOptions(model, SamplingSettings(seed=0), 8, None)
 
     async def leave():
         samples = SampleStream(SampleQuota(8), options, [ModelInput.from_ints([5])])
