@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 from tinker_cookbook.eval.run.example_run import BenchmarkRun, answer_turn, prompt_turns
@@ -16,7 +15,6 @@ from tinker_cookbook.eval.run.types import (
     StoredTurn,
 )
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.rl.rollouts.async_utils import bounded
 from tinker_cookbook.rl.rollouts.episode import run_rollout
 from tinker_cookbook.rl.rollouts.limits import RolloutLimits
 from tinker_cookbook.rl.types import Env, Trajectory
@@ -70,7 +68,7 @@ class EnvRun(BenchmarkRun):
         idx, sample, example_id, env = item
         if self._is_done(item):
             return [self.file.rows[example_id, sample]]
-        config, started = self.config, time.monotonic()
+        config = self.config
         row = StoredTrajectory(idx, self.builder.name, example_id, sample=sample)
         row.grader = self.builder.grader_version
         limits = RolloutLimits(
@@ -78,25 +76,21 @@ class EnvRun(BenchmarkRun):
             max_sampled_tokens=config.max_generation_tokens,
         )
         policy = self.source.policy(example_seed(config.seed, example_id, sample))
-        try:
-            work = run_rollout(policy, env, limits=limits)
-            trajectory = await bounded(work, self._timeout, self.timeout)
+
+        async def episode() -> None:
+            trajectory = await run_rollout(policy, env, limits=limits)
             await asyncio.to_thread(self._fill, row, trajectory)
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            row.error = self.failed(error, row)
+
+        try:
+            await self.attempt(row, episode())
             # Keep earlier answers, such as a conversation that the judge could not rate.
-            if messages := getattr(env, "messages", None):
+            if row.error is not None and (messages := getattr(env, "messages", None)):
                 row.turns = prompt_turns(messages, None)
-        else:
-            self.succeeded()
         finally:
             # Sandboxes are released even if the run is cancelled.
             cleanup = getattr(env, "cleanup", None)
             if cleanup is not None:
                 await cleanup()
-        row.time_seconds = time.monotonic() - started
         return [await self.store(row)]
 
     def _fill(self, row: StoredTrajectory, trajectory: Trajectory) -> None:

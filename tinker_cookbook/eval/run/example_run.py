@@ -10,7 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tinker_cookbook.eval.run.answers import AnswerFile, response_of
 from tinker_cookbook.eval.run.examples import Example, grade_response
@@ -40,6 +40,8 @@ from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.rollouts.async_utils import bounded, gather_or_cancel
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _HOPELESS = 8
 """Number of failed requests, without any success, after which a run ends."""
@@ -117,8 +119,31 @@ class BenchmarkRun:
         await asyncio.to_thread(self.file.add, row)
         return row
 
-    def failed(self, error: Exception, row: StoredTrajectory) -> str:
-        """Returns the text of a failed request; raises if no request ever succeeds."""
+    async def attempt(
+        self, row: StoredTrajectory, work: Awaitable[T], *raised: type[Exception]
+    ) -> T | None:
+        """Returns the result of a request; if it fails, sets the row's error and returns ``None``.
+
+        Sets the row's time too. Errors of the types ``raised`` are not failures.
+
+        Raises:
+            ConfigurationError: All requests would have this error.
+            EvalError: No request has ever succeeded.
+        """
+        started = time.monotonic()
+        try:
+            result = await bounded(work, self._timeout, self.timeout)
+        except (ConfigurationError, *raised):
+            raise
+        except Exception as error:
+            row.error = self._failed_text(error, row)
+            return None
+        finally:
+            row.time_seconds = time.monotonic() - started
+        self._succeeded = True
+        return result
+
+    def _failed_text(self, error: Exception, row: StoredTrajectory) -> str:
         before = self.file.rows.get((row.example_id, row.sample))
         # What failed in an earlier start may fail again, and the run should end as it did then.
         self._failed += before is None or before.error is None
@@ -130,10 +155,6 @@ class BenchmarkRun:
                 f"{type(error).__name__}: {error}"
             ) from error
         return f"{_GRADING if ungraded else _SAMPLING}{type(error).__name__}: {error}"
-
-    def succeeded(self) -> None:
-        """Records that a request has succeeded."""
-        self._succeeded = True
 
     def timeout(self) -> EvalTimeoutError:
         """Returns the error for an example that exceeded the time limit."""
@@ -207,30 +228,25 @@ class ExampleRun(BenchmarkRun):
         missing: Sequence[int],
     ) -> list[StoredTrajectory]:
         """Returns new, ungraded rows for the ``missing`` samples."""
-        started = time.monotonic()
         row = StoredTrajectory(
             idx=position,
             benchmark=self.builder.name,
             example_id=example.example_id,
             turns=prompt_turns(messages, prompt.num_tokens),
             logs=dict(example.logs),
+            sample=missing[0],
             prompt_key=prompt.key,
         )
         seed = example_seed(self.config.seed, example.example_id, missing[0])
         try:
             work = self.source.sample(prompt, len(missing), seed)
-            answers = await bounded(work, self._timeout, self.timeout)
+            answers = await self.attempt(row, work, ContextOverflowError)
         except ContextOverflowError as error:
             row.metrics, row.grader = {METRIC_CONTEXT_OVERFLOW: 1.0}, self.grader(example)
             row.logs["context_overflow"] = str(error)
             return [await self.store(replace(row, sample=i)) for i in missing]
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            row.error = self.failed(error, replace(row, sample=missing[0]))
+        if answers is None:
             return [await self.store(replace(row, sample=i)) for i in missing]
-        self.succeeded()
-        row.time_seconds = time.monotonic() - started
         return [
             replace(
                 row,

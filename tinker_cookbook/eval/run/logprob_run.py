@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from typing import Any
 
 from tinker_cookbook.eval.run.answers import ACC_NORM, ANSWER_LOG
@@ -17,7 +16,6 @@ from tinker_cookbook.eval.run.examples import Example
 from tinker_cookbook.eval.run.sources import RendererSource
 from tinker_cookbook.eval.run.types import StoredTrajectory, StoredTurn
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.rl.rollouts.async_utils import bounded
 from tinker_cookbook.utils.imports import tinker
 
 
@@ -56,7 +54,6 @@ class LogprobRun(BenchmarkRun):
     async def _score(self, position: int, example: Example) -> list[StoredTrajectory]:
         if self._is_done(example):
             return [self.file.rows[example.example_id, 0]]
-        started = time.monotonic()
         row = StoredTrajectory(
             idx=position,
             benchmark=self.builder.name,
@@ -65,16 +62,9 @@ class LogprobRun(BenchmarkRun):
             logs=dict(example.logs),
             prompt_key=_key_of(example),
         )
-        try:
-            sums = await bounded(self._logprobs(row, example), self._timeout, self.timeout)
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            row.error = self.failed(error, row)
-        else:
-            self.succeeded()
+        sums = await self.attempt(row, self._logprobs(row, example))
+        if sums is not None:
             grade_choices(row, example, sums)
-        row.time_seconds = time.monotonic() - started
         return [await self.store(row)]
 
     async def _logprobs(self, row: StoredTrajectory, example: Example) -> list[float]:
