@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from homes import new_home
 from hypothesis.internal.conjecture import providers
 
 pytest.register_assert_rewrite("recipe_runs")
@@ -139,7 +140,7 @@ def demo_model() -> str:
 @pytest.fixture(autouse=True)
 def _isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
     """No test writes into the user's own checkpoint root, calls the hosted API or the hub."""
-    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path_factory.mktemp("home")))
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path_factory.mktemp("home")))
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.delenv("TINKER_BASE_URL", raising=False)

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import tinker
+from homes import new_home
 
 from tinker_cookbook.backends import connect
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
@@ -34,7 +35,7 @@ GREEDY = tinker.SamplingParams(max_tokens=8, temperature=0.0)
 @pytest.fixture(params=["local", "server"])
 def account(request, tmp_path, monkeypatch):
     """What ``connect()`` finds in the environment: nothing, or a server and a key for it."""
-    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path / "home"))
     for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
         monkeypatch.delenv(name, raising=False)
     if request.param == "server":

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import forks
 from documented_commands import COMMANDS, Command, blocks
+from homes import new_home
 from recipe_runs import REPO
 from tiny_model import make_chat_model, make_tiny_model
 
@@ -365,7 +366,7 @@ class Reader:
     def environment(self, **more: str) -> dict[str, str]:
         return {
             **os.environ,
-            "TINKER_COOKBOOK_HOME": str(self.folder / "home"),
+            "TINKER_COOKBOOK_HOME": new_home(self.folder / "home"),
             "PYTHONPATH": f"{REPO}:{self.folder}",
             **more,
         }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import forks
+from homes import new_home
 
 from recipes.start import example_data
 
@@ -65,7 +66,7 @@ class RecipeRuns:
 
     def environment(self, **extra: str) -> dict[str, str]:
         # Each module of the test run shares one checkpoint root, as a user's runs do.
-        home = str(self.folder / "home")
+        home = new_home(self.folder / "home")
         return {**os.environ, "TINKER_COOKBOOK_HOME": home, "PYTHONPATH": str(REPO), **extra}
 
     def command(self, name: str, behavior: str = "raise", *extra: str) -> list[str]:

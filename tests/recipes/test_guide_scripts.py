@@ -10,6 +10,7 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
+from homes import new_home
 from recipe_runs import REPO
 
 pytestmark = pytest.mark.slow
@@ -41,7 +42,7 @@ def run(stories_model, tmp_path_factory):
         if inspect.isawaitable(result):
             asyncio.run(result)
 
-    patch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path_factory.mktemp("home")))
+    patch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path_factory.mktemp("home")))
     yield run
     patch.undo()
 

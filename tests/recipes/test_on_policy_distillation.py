@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from homes import new_home
 from recipe_runs import REPO, RecipeRuns
 from taught_stories import taught, train_teacher
 
@@ -74,7 +75,7 @@ def runs(tmp_path_factory, stories_model):
     """The finished run that was never killed."""
     place = TaughtRuns(tmp_path_factory.mktemp("taught"), stories_model, "taught_stories")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TINKER_COOKBOOK_HOME", str(place.folder / "home"))
+        patch.setenv("TINKER_COOKBOOK_HOME", new_home(place.folder / "home"))
         place.teacher = train_teacher(stories_model)
     straight = place.run("straight")
     assert straight.returncode == 0, straight.stderr[-2000:]

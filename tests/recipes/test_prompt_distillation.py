@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from homes import new_home
 from recipe_runs import RecipeRuns, last_of_each
 
 from recipes import sl_basic
@@ -185,7 +186,7 @@ def refused(runs, monkeypatch, capsys):
         raise AssertionError("a model was loaded")
 
     monkeypatch.setattr(base_model.BaseModel, "__init__", never)
-    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(runs.folder / "home"))
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(runs.folder / "home"))
 
     def run(main, arguments: list[str]) -> str:
         monkeypatch.setattr(sys, "argv", ["recipe", *arguments])

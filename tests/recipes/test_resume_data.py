@@ -15,6 +15,7 @@ from typing import Any
 import chz
 import datasets
 import pytest
+from homes import new_home
 
 from recipes import rl_loop, sl_loop
 from recipes.math_rl.datasets import MathDatasetBuilder
@@ -301,7 +302,7 @@ LOOPS = {
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_other_data_are_refused(stories_model, tmp_path, monkeypatch, capsys, loop):
-    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path / "home"))
     rows, start = [row(name) for name in NAMES], LOOPS[loop]
     start(tmp_path, rows, stories_model)
     before = (tmp_path / "run" / "data_record.json").read_bytes()
@@ -317,7 +318,7 @@ def test_other_data_are_refused(stories_model, tmp_path, monkeypatch, capsys, lo
 
 
 def test_a_run_continues_on_other_data_on_purpose(stories_model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path / "home"))
     rows, start = [row(name) for name in NAMES], LOOPS["JSONL, held out"]
     start(tmp_path, rows, stories_model)
     start(tmp_path, rows[:8], stories_model, max_steps=2, allow_config_change=True)
@@ -340,7 +341,7 @@ def test_an_unfinished_run_never_says_that_it_is_complete(
     stories_model, tmp_path, monkeypatch, capsys, loop
 ):
     """Shorter data, on purpose: refused below the steps that were done, and finished at them."""
-    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path / "home"))
     rows, start = [row(name) for name in NAMES], LOOPS.get(loop, own_task)
     checkpoints = tmp_path / "run" / "checkpoints.jsonl"
     start(tmp_path, rows, stories_model, max_steps=4, save_every=3)

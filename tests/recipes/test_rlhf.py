@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from homes import new_home
 from recipe_runs import RecipeRuns, last_of_each
 
 from recipes.preference.rlhf import rlhf_pipeline
@@ -144,7 +145,7 @@ def test_the_same_command_goes_on_where_it_was(runs, request, point, count, when
 
 
 def test_a_finished_pipeline_is_left_alone(runs, monkeypatch, capsys):
-    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(runs.folder / "home"))
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(runs.folder / "home"))
     files = {path: path.read_bytes() for path in (runs.folder / "straight").rglob("*.json*")}
     asyncio.run(rlhf_pipeline.main(parse(runs.arguments("straight"))))
     said = capsys.readouterr().out

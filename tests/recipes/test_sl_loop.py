@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas
 import pytest
+from homes import new_home
 from recipe_runs import RecipeRuns
 
 from recipes import sl_loop
@@ -71,7 +72,7 @@ def test_invalid_settings_are_refused(recipe_runs, argument, words):
 
 
 def test_a_finished_loop_can_be_made_longer(recipe_runs, monkeypatch, caplog):
-    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(recipe_runs.folder / "home"))
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(recipe_runs.folder / "home"))
 
     def saved(max_steps: int) -> list[str]:
         caplog.clear()

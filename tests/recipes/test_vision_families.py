@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from homes import new_home
 from PIL import Image
 from tiny_vlm import tiny_vlm
 
@@ -35,7 +36,7 @@ def images(*numbers):
 
 @pytest.mark.parametrize("kind", RENDERERS)
 def test_train_resume_chat_and_merge(kind, tmp_path, monkeypatch):
-    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path / "home"))
     rng = np.random.default_rng(0)
     for number, (width, height) in enumerate([(48, 32), (64, 40), (90, 24), (33, 64)]):
         pixels = rng.integers(0, 255, (height, width, 3), dtype=np.uint8)

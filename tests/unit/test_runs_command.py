@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from homes import new_home
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.lock import RunLock
@@ -21,7 +22,7 @@ HOST = socket.gethostname()
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path / "home"))
     monkeypatch.setenv("TINKER_COOKBOOK_RUNS_DIR", str(tmp_path / "logs"))
     # The runs of other tests of this machine are not this test's.
     monkeypatch.setattr(inventory, "EXAMPLES_ROOT", str(tmp_path / "none"))

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 
 import pytest
+from homes import new_home
 
 from recipes.harbor_rl import eval as harbor_eval
 from recipes.multiplayer_rl.text_arena import play
@@ -23,7 +24,7 @@ LOCAL = {"backend": "local", "device": "cpu", "dtype": "float32"}
 def trained(stories_model, tmp_path_factory):
     """Connection settings with two checkpoints: with and without a recorded renderer."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path_factory.mktemp("home")))
         connection = SamplingModelSettings(model_name=stories_model, **LOCAL).connect()
         service = connection.service
         recorded = service.create_lora_training_client(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from homes import new_home
 from safetensors.torch import load_file
 
 REPO = Path(__file__).resolve().parents[3]
@@ -61,7 +62,7 @@ class Programs:
             "DATA_PARALLEL_SHARD": str(int(shard)),
             "DATA_PARALLEL_BASE_DTYPE": self.base_dtype,
             "DATA_PARALLEL_REPLAY": str(int(self.replay)),
-            "TINKER_COOKBOOK_HOME": str(self.folder / "home"),
+            "TINKER_COOKBOOK_HOME": new_home(self.folder / "home"),
             "PYTHONPATH": str(REPO),
             "OMP_NUM_THREADS": "1",
         }

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import chz
 import pytest
+from homes import new_home
 from loop_runs import config_of, rows, run
 
 from tinker_cookbook.backends import connect
@@ -22,7 +23,7 @@ from tinker_cookbook.training.config import checkpoint_interval
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path / "home"))
 
 
 # --- batches without a token to train on ---------------------------------------------------------
@@ -52,7 +53,7 @@ def test_a_resumed_run_skips_the_same_batches(stories_model, tmp_path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         run(config)
     monkeypatch.undo()
-    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path / "home"))
     capsys.readouterr()
     assert run(config) == straight
     assert "2 of 8 batches were skipped" in capsys.readouterr().out

@@ -12,6 +12,7 @@ import tinker
 import torch
 from exports import make_adapter, make_base
 from gguf_models import make_taught, make_tokenizer
+from homes import new_home
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from tinker_cookbook import weights
@@ -133,7 +134,7 @@ def test_without_a_recorded_renderer_the_base_models_files_stay(base_of, tmp_pat
 @pytest.mark.parametrize(("name", "end"), [("chatml", "<|im_end|>"), ("role_colon", "\n\nUser:")])
 def test_generate_stops_where_the_engine_stops(name, end, tmp_path, monkeypatch):
     """On a base model: no template, and another end of text."""
-    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path / "home"))
     base = tmp_path / "base"
     prompt, answer = make_taught(base, name, f" house{end} and the dog")
     tokenizer = AutoTokenizer.from_pretrained(base)
@@ -176,7 +177,7 @@ def test_generate_stops_where_the_engine_stops(name, end, tmp_path, monkeypatch)
 
 def test_an_adapter_and_a_merge_of_it_keep_format_and_base_model(tmp_path, monkeypatch, capsys):
     """From a run of the engine to an exported adapter, and to a merge of that."""
-    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path / "home"))
     base = make_base(tmp_path / "base", "llama")
     with connect("local", device="cpu", dtype="float32") as connection:
         client = connection.service.create_lora_training_client(
