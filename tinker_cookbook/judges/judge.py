@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.completers import MessageCompleter
@@ -30,6 +29,7 @@ from tinker_cookbook.exceptions import (
 )
 from tinker_cookbook.judges.labels import LabelRenderer, label_logprobs, normalised
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
+from tinker_cookbook.rl.rollouts.async_utils import Slots
 from tinker_cookbook.run.jsonl import append_row, read_rows
 from tinker_cookbook.utils.chat_api import ChatApi, ContextOverflowError
 
@@ -229,11 +229,7 @@ class CarefulJudge(Judge):
         self.judge, self.cache = judge, cache
         self.uses_labels, self.name = judge.uses_labels, judge.name
         self._attempts, self._timeout = max_retries + 1, timeout_seconds
-        self._pause, self._max_concurrency = retry_pause_seconds, max_concurrency
-        # A semaphore belongs to one event loop, and groups may run in threads with their own.
-        self._limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            WeakKeyDictionary()
-        )
+        self._pause, self._slots = retry_pause_seconds, Slots(max_concurrency)
         self._running: dict[tuple[Any, str], asyncio.Task[Judgement]] = {}
 
     async def __call__(self, messages: list[Message], read: ReadScore) -> Judgement:
@@ -263,14 +259,12 @@ class CarefulJudge(Judge):
             task.exception()  # asyncio would log an exception that no caller reads
 
     async def _attempt_all(self, messages: list[Message], read: ReadScore) -> Judgement:
-        loop = asyncio.get_running_loop()
-        limit = self._limits.setdefault(loop, asyncio.Semaphore(self._max_concurrency))
         errors: list[BaseException] = []
         for attempt in range(self._attempts):
             if attempt:
                 await asyncio.sleep(self._pause * 2 ** (attempt - 1))
             try:
-                async with limit, asyncio.timeout(self._timeout):
+                async with self._slots.one(), asyncio.timeout(self._timeout):
                     judgement = await self.judge(messages, read)
                 if not math.isfinite(judgement.score):
                     raise EvalGradingError(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, SandboxError
-from tinker_cookbook.rl.rollouts.async_utils import bounded, contained
+from tinker_cookbook.rl.rollouts.async_utils import Slots, bounded, contained
 from tinker_cookbook.tool_use.results import as_tool_result, completed, error_tool_result
 from tinker_cookbook.tool_use.types import Tool, ToolInput, ToolResult
 from tinker_cookbook.utils.activity import activity
@@ -69,23 +66,6 @@ def settings_of(tool: Tool) -> ToolSettings:
     """Returns the settings of a tool; the defaults for a class without ``settings``."""
     settings = getattr(tool, "settings", None)
     return settings if isinstance(settings, ToolSettings) else ToolSettings()
-
-
-class Slots:
-    """Limit on concurrent calls, on each event loop."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        # A semaphore belongs to one event loop; groups may run on several.
-        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            WeakKeyDictionary()
-        )
-
-    def one(self) -> AbstractAsyncContextManager[Any]:
-        """Returns a context manager that waits for a free slot."""
-        if self._limit is None:
-            return nullcontext()
-        return self._of_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
 
 
 class CallState:

@@ -25,10 +25,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.renderers.core.arguments import to_json
+from tinker_cookbook.rl.rollouts.async_utils import Slots
 from tinker_cookbook.tool_use.execution import (
     DEFAULT_MAX_OUTPUT_CHARS,
     CallState,
-    Slots,
     ToolSettings,
     ToolUnavailableError,
     guarded,

@@ -15,8 +15,8 @@ from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.renderers import ToolCall
 from tinker_cookbook.renderers.core.arguments import arguments_text
 from tinker_cookbook.renderers.core.tool_calls import typed_call
-from tinker_cookbook.rl.rollouts.async_utils import run_in_new_thread
-from tinker_cookbook.tool_use.execution import CallState, Slots, ToolSettings, guarded, run_tool
+from tinker_cookbook.rl.rollouts.async_utils import Slots, run_in_new_thread
+from tinker_cookbook.tool_use.execution import CallState, ToolSettings, guarded, run_tool
 from tinker_cookbook.tool_use.results import error_tool_result as error_tool_result
 from tinker_cookbook.tool_use.results import simple_tool_result as simple_tool_result
 from tinker_cookbook.tool_use.schema import ToolSignature, described_function

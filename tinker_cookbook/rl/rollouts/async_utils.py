@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -175,7 +176,24 @@ async def _cancel_within_grace(tasks: Sequence[asyncio.Future[Any]]) -> None:
         task.add_done_callback(_abandoned.discard)
 
 
-_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+class Slots:
+    """Limit on concurrent calls, on each event loop."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        # A semaphore belongs to one event loop; groups may run on several.
+        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            WeakKeyDictionary()
+        )
+
+    def one(self) -> AbstractAsyncContextManager[Any]:
+        """Returns a context manager that waits for a free slot."""
+        if self._limit is None:
+            return nullcontext()
+        return self._of_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
+
+
+_slots = Slots(min(32, (os.cpu_count() or 1) + 4))
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -198,9 +216,7 @@ async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs
     ``asyncio.to_thread`` would keep the event loop and the program from ending until the code
     returns. As many threads run at once as in asyncio's pool; a cancelled call no longer counts.
     """
-    loop = asyncio.get_running_loop()
-    slots = _slots.setdefault(loop, asyncio.Semaphore(min(32, (os.cpu_count() or 1) + 4)))
-    async with slots:
+    async with _slots.one():
         return await run_in_new_thread(function, *args, **kwargs)
 
 
