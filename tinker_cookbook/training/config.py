@@ -15,6 +15,7 @@ from chz.field import Field
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.backends.engine_options import EngineSettings
+from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.engine.model.resolve import (
     check_rank,
     hidden_size,
@@ -99,7 +100,7 @@ def check_settings(settings: Any) -> None:
 
 
 @chz.chz
-class TrainingConfig:
+class TrainingConfig(BackendSettings, SamplerOptions):
     """Settings of a run in every training loop; each loop adds its own.
 
     A *recipe* is a subclass that defines ``build_dataset``. It adds settings of its own, and gives
@@ -124,31 +125,11 @@ class TrainingConfig:
         doc="Chat format, saved with the run's checkpoints; default of a recipe: the model's",
     )
 
-    # Where the run trains and samples.
-    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
-    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
-    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
-    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
-    base_dtype: str = chz.field(
-        default="auto", doc="auto, nf4 or int8: quantise the base model (local engine)"
-    )
     shard_base: bool = chz.field(
         default=False,
         doc="Divide the base model among the processes of torchrun, for one that fits no single "
         "GPU (local engine)",
     )
-    sampler: str = chz.field(
-        default="auto",
-        doc="auto, builtin, vllm, or the URL of a vLLM server (local engine); auto: vllm on CUDA "
-        "if it is installed",
-    )
-    vllm_python: str | None = chz.field(
-        default=None, doc="Python of the environment with vLLM; default: from the vllm command"
-    )
-    vllm_args: str = chz.field(
-        default="", doc="Flags of the started vLLM server, such as '--tensor-parallel-size 2'"
-    )
-    vllm_timeout: float = chz.field(default=1800.0, doc="Timeout of a request to vLLM in seconds")
     server_wait: float = number(
         0,
         "Seconds to wait for a server that has restarted; the run then continues from its last "

@@ -17,7 +17,7 @@ from tinker_cookbook.engine.kernels.cpu.linear import (
     _Plain,
 )
 from tinker_cookbook.engine.model.lora import _AdaptedProduct
-from tinker_cookbook.engine.model.low_rank import LowRank, Owners
+from tinker_cookbook.engine.model.low_rank import AdapterIndex, LowRank
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -177,7 +177,7 @@ def test_a_term_below_the_last_bit_of_bfloat16_is_kept():
     for term in terms:
         term.b *= 1e-4  # the last bit of a typical output is 6e-2
     parts = [(terms[0], 0, 90), (terms[1], 90, 200)]
-    owners = Owners((torch.arange(200) >= 90).long(), ((0, 32), (1, 5)))
+    owners = AdapterIndex((torch.arange(200) >= 90).long(), ((0, 32), (1, 5)))
     a, b = torch.cat([term.a for term in terms]), torch.cat([term.b for term in terms], 1)
     wide = [(x[i:j].double() @ t.a.double().t()) @ t.b.double().t() for t, i, j in parts]
     effect = torch.cat(wide)

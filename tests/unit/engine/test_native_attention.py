@@ -15,7 +15,7 @@ from tinker_cookbook.engine.kernels.cpu import build
 from tinker_cookbook.engine.model.attention_hook import AttentionCall
 from tinker_cookbook.engine.sampling import paged_cache
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
-from tinker_cookbook.engine.sampling.paged_cache import LayerShape, PagedCache, Run
+from tinker_cookbook.engine.sampling.paged_cache import LayerShape, PagedCache, TokenSpan
 
 CPU = torch.device("cpu")
 LENGTHS, COUNTS = (5, 130, 400, 64, 0, 300), (1, 1, 37, 1, 30, 1)
@@ -48,22 +48,22 @@ class Batch:
         sinks = torch.randn(heads, generator=generator)
         self.sinks = sinks if case.startswith("sinks") else None
         self.past = [
-            Run(table, 0, sum(LENGTHS[:i]), length)
+            TokenSpan(table, 0, sum(LENGTHS[:i]), length)
             for i, (table, length) in enumerate(zip(self.tables, LENGTHS, strict=True))
         ]
         self.attend([run for run in self.past if run.count])
 
-    def runs(self, *, image: bool = False) -> list[Run]:
+    def runs(self, *, image: bool = False) -> list[TokenSpan]:
         """With an ``image`` the last 25 tokens of each run see one another."""
         runs = []
         for table, length, count in zip(self.tables, LENGTHS, COUNTS, strict=True):
             seen = np.arange(length, length + count)
             seen[-25:] = seen[-1]
             first = sum(LENGTHS) + sum(run.count for run in runs)
-            runs.append(Run(table, length, first, count, last_seen=seen if image else None))
+            runs.append(TokenSpan(table, length, first, count, last_seen=seen if image else None))
         return runs
 
-    def attend(self, runs: list[Run]) -> torch.Tensor:
+    def attend(self, runs: list[TokenSpan]) -> torch.Tensor:
         begin, end = runs[0].first, runs[-1].first + runs[-1].count
         # As the layers give them: heads are not next to tokens.
         inputs = self.query.transpose(0, 1)[begin:end], self.key[begin:end], self.value[begin:end]
@@ -71,7 +71,7 @@ class Batch:
         layout = BatchLayout([replace(run, first=run.first - begin) for run in runs])
         return F.pad(layout.attend(call), (0, 0, 0, 0, begin, 0))
 
-    def expected(self, past: Run, run: Run) -> torch.Tensor:
+    def expected(self, past: TokenSpan, run: TokenSpan) -> torch.Tensor:
         """Attention [tokens, heads, D] in float64."""
         length, rows = run.position + run.count, []
         for one in (past, run):
@@ -122,7 +122,7 @@ def test_batch_invariance(case: str, dtype: torch.dtype) -> None:
     out = together.attend(together.runs())
     for run in alone.runs():
         for i in range(run.count):  # read as part of a prompt, or drawn one by one
-            single = Run(run.table, run.position + i, run.first + i, 1)
+            single = TokenSpan(run.table, run.position + i, run.first + i, 1)
             at = run.first + i
             assert torch.equal(alone.attend([single])[at], out[at])
 

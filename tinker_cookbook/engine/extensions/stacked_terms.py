@@ -25,10 +25,10 @@ from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import Adapter, Target, TermGradients
 from tinker_cookbook.engine.model.low_rank import (
     MOST_RANKS,
+    AdapterIndex,
     ExpertStack,
     GroupedLowRank,
     LowRank,
-    Owners,
     RowGroups,
     Terms,
 )
@@ -122,7 +122,7 @@ class _Tokens:
 
     def __init__(self, owners: np.ndarray, count: int, device: torch.device) -> None:
         self._numbers, self._count, self._device = owners, count, device
-        self._owners: dict[tuple[tuple[int, int], ...], Owners] = {}
+        self._owners: dict[tuple[tuple[int, int], ...], AdapterIndex] = {}
 
     @cached_property
     def of_token(self) -> Tensor:
@@ -136,10 +136,10 @@ class _Tokens:
         complete = bool((np.diff(ends, prepend=0) > 0).all())
         return RowGroups(torch.from_numpy(ends.astype(np.int32)).to(self._device), complete)
 
-    def owners(self, members: tuple[tuple[int, int], ...]) -> Owners:
+    def owners(self, members: tuple[tuple[int, int], ...]) -> AdapterIndex:
         """Returns the owners among ``members``. Most layers have the same and share a mask."""
         if members not in self._owners:
-            self._owners[members] = Owners(self.of_token, members)
+            self._owners[members] = AdapterIndex(self.of_token, members)
         return self._owners[members]
 
 

@@ -21,7 +21,7 @@ from tinker_cookbook.engine.memory import out_of_memory
 from tinker_cookbook.engine.model.attention_hook import AttentionCall, Layout
 from tinker_cookbook.engine.model.low_rank import Segments
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
-from tinker_cookbook.engine.sampling.paged_cache import LayerShape, PagedCache, Run
+from tinker_cookbook.engine.sampling.paged_cache import LayerShape, PagedCache, TokenSpan
 from tinker_cookbook.engine.training.packed_attention import PackedLayout
 from tinker_cookbook.engine.training.prefix_tree import lay_out
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
@@ -158,13 +158,13 @@ def _batch(
     tables = [cache.new(length + 1) for length in lengths]
     # Prefill all but the last token of each sequence, in one batch.
     firsts = [sum(lengths[:i]) for i in range(len(lengths))]
-    prefill = [Run(*run) for run in zip(tables, [0] * 4, firsts, lengths, strict=True)]
+    prefill = [TokenSpan(*run) for run in zip(tables, [0] * 4, firsts, lengths, strict=True)]
     positions = torch.cat([torch.arange(length, device=device) for length in lengths])
     prompts = torch.cat([row[0, :-1] for row in sequences])
     prefilled = compute(prompts, positions, BatchLayout(prefill), Segments([]))
     # Decode the last tokens.
     decode = [
-        Run(table, length, i, 1, decodes=True)
+        TokenSpan(table, length, i, 1, decodes=True)
         for i, (table, length) in enumerate(zip(tables, lengths, strict=True))
     ]
     decoded = compute(

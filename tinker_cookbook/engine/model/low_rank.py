@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 
 
 @dataclass(frozen=True)
-class Owners:
+class AdapterIndex:
     """The adapter of each token, for stacked adapters of several runs.
 
     ``of_token`` [T] (ascending) is the index of a token's adapter; ``members`` are the index and
@@ -29,14 +29,14 @@ class Owners:
 
     @cached_property
     def dropped(self) -> Tensor:
-        """Whether a rank belongs to another adapter than the token, [T, sum of ranks]."""
+        """Mask [T, sum of LoRA ranks] of those that are not of the token's adapter."""
         numbers, ranks = zip(*self.members, strict=True)
         of_rank = torch.from_numpy(np.repeat(numbers, ranks)).to(self.of_token.device)
         return self.of_token[:, None] != of_rank
 
-    def at(self, rows: slice | Tensor) -> Owners:
+    def at(self, rows: slice | Tensor) -> AdapterIndex:
         """Returns the owners of the tokens ``rows``, which must be in ascending order."""
-        return Owners(self.of_token[rows], self.members)
+        return AdapterIndex(self.of_token[rows], self.members)
 
     def parts(self) -> Iterator[tuple[slice, slice]]:
         """Yields the tokens and the ranks of each adapter that has tokens."""
@@ -82,7 +82,7 @@ class LowRank:
     adapters, and those of other runs are set to 0.
     """
 
-    def __init__(self, a: Tensor, b: Tensor, owners: Owners | None = None) -> None:
+    def __init__(self, a: Tensor, b: Tensor, owners: AdapterIndex | None = None) -> None:
         self.a, self.b, self.owners = a, b, owners
         self.packed: Any = None  # both in a kernel's layout, created once by the kernel
         self.stack: tuple[tuple[weakref.ref[LowRank], ...], LowRank] | None = None

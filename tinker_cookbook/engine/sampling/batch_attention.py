@@ -15,13 +15,13 @@ import torch
 from tinker_cookbook.engine.kernels import PagedAttention
 from tinker_cookbook.engine.model.attention_hook import AttentionCall
 from tinker_cookbook.engine.sampling.padded_attention import PaddedAttention
-from tinker_cookbook.engine.sampling.paged_cache import Run
+from tinker_cookbook.engine.sampling.paged_cache import TokenSpan
 
 
 class BatchLayout:
     """Runs of tokens of a step, one for each sequence, consecutive in the batch."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[TokenSpan]) -> None:
         self.runs = runs
         self.windows_seen: dict[int, int | None] = {}
         """Sliding window of each layer that was called. The check at load reads it."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tinker_cookbook.engine.sampling.paged_cache import BlockTable, Run
+from tinker_cookbook.engine.sampling.paged_cache import BlockTable, TokenSpan
 from tinker_cookbook.engine.sampling.prefix_cache import Prefill
 from tinker_cookbook.engine.sampling.requests import SampledSequence
 from tinker_cookbook.engine.sampling.sampler import Sampler
@@ -19,7 +19,7 @@ from tinker_cookbook.engine.vision.images import whole_images
 class BatchPlan:
     """Tokens of one step in one row; ``owners`` is the sampler of each token."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[TokenSpan] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     axes: list[tuple[int, np.ndarray]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class BatchPlan:
         for sampler, tables in samplers.items():
             for table in tables:
                 row = rows[table]
-                plan.runs.append(Run(table, table.length, len(plan.tokens), 1, decodes=True))
+                plan.runs.append(TokenSpan(table, table.length, len(plan.tokens), 1, decodes=True))
                 plan.outputs.append((len(plan.tokens), row))
                 position = table.length + row.request.position_offset
                 plan._append([row.sample.tokens[-1]], [position], sampler)
@@ -80,7 +80,7 @@ class BatchPlan:
                 count = whole_images(seen, start, min(share, prefill.left))
                 end = start + count
                 seen = None if seen is None else seen[start:end]
-                self.runs.append(Run(table, start, len(self.tokens), count, last_seen=seen))
+                self.runs.append(TokenSpan(table, start, len(self.tokens), count, last_seen=seen))
                 tokens = prefill.tokens[start:end].tolist()
                 if prefill.positions is not None:
                     self.axes.append((len(self.tokens), prefill.positions[:, start:end]))

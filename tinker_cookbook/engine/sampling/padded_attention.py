@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.model.attention_hook import AttentionCall, causal_bias
-from tinker_cookbook.engine.sampling.paged_cache import BLOCK, PagedCache, Run, slots
+from tinker_cookbook.engine.sampling.paged_cache import BLOCK, PagedCache, TokenSpan, slots
 
 _QUERIES = 512
 """Tokens of a prefill chunk in one row: a shorter row computes fewer scores of later tokens."""
@@ -34,17 +34,17 @@ _HEADS = 64
 """Query heads of a large model, to estimate the memory of unfused scores."""
 
 
-def _padded(run: Run) -> int:
+def _padded(run: TokenSpan) -> int:
     """Number of keys of a run, in whole blocks."""
     return -(-(int(run.seen.max()) + 1) // BLOCK) * BLOCK
 
 
-def grouped(runs: Sequence[Run], cache: PagedCache) -> list[list[Run]]:
+def grouped(runs: Sequence[TokenSpan], cache: PagedCache) -> list[list[TokenSpan]]:
     """Returns the runs that are padded to a common length, in the order of the batch.
 
     A new group starts if more than half of the work would be padding, or at the memory limit.
     """
-    groups: list[list[Run]] = []
+    groups: list[list[TokenSpan]] = []
     needed = queries = 0
     score_bytes = cache.dtype.itemsize if cache.plain else 8 * _HEADS
     layer_bytes = -(-cache.bytes_per_token // len(cache.keys))
@@ -85,7 +85,7 @@ def _weights(call: AttentionCall, query: Tensor, keys: Tensor, bias: Tensor, cou
 class _Group:
     """N runs, padded to L queries and S keys each."""
 
-    def __init__(self, cache: PagedCache, runs: Sequence[Run]) -> None:
+    def __init__(self, cache: PagedCache, runs: Sequence[TokenSpan]) -> None:
         self._cache, self._count = cache, len(runs)
         self._length = length = max(run.count for run in runs)
         blocks = max(map(_padded, runs)) // BLOCK
@@ -171,7 +171,7 @@ class _Group:
 class PaddedAttention:
     """Attention of one step over a paged cache, with torch's operators."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[TokenSpan]) -> None:
         self._cache = cache = runs[0].table.cache
         cache.settle()
         self._slots = slots(runs)

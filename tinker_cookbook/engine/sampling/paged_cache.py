@@ -171,7 +171,7 @@ class PagedCache:
         self._release(table.blocks, table.kept)
         table.blocks = []
 
-    def write_choices(self, runs: Sequence[Run], chosen: torch.Tensor) -> None:
+    def write_choices(self, runs: Sequence[TokenSpan], chosen: torch.Tensor) -> None:
         """Stores the choices [T, number] of a step's tokens."""
         where = slots(runs)
         self.choices[0][where] = chosen[: len(where[0])].to(torch.int16)
@@ -269,7 +269,7 @@ class PagedCache:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TokenSpan:
     """``count`` tokens of a sequence in one step, which begin at ``position`` in the sequence and
     at ``first`` in the batch. ``decodes`` marks a decode token. ``last_seen`` [count] is the last
     position that each token sees, if that is not its own."""
@@ -288,7 +288,7 @@ class Run:
         return own if self.last_seen is None else self.last_seen
 
 
-def slots(runs: Sequence[Run]) -> Slots:
+def slots(runs: Sequence[TokenSpan]) -> Slots:
     """Returns block and offset [T] of each token of ``runs``, on the device of their cache."""
     blocks, offsets = [], []
     for run in runs:

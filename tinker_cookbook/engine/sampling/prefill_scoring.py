@@ -16,7 +16,12 @@ import torch
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.low_rank import Segments, Terms
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
-from tinker_cookbook.engine.sampling.paged_cache import BlockTable, LayerShape, PagedCache, Run
+from tinker_cookbook.engine.sampling.paged_cache import (
+    BlockTable,
+    LayerShape,
+    PagedCache,
+    TokenSpan,
+)
 from tinker_cookbook.engine.training.prefix_tree import lay_out, tree_positions, with_last_seen
 from tinker_cookbook.engine.vision.images import whole_images
 
@@ -93,10 +98,10 @@ def _next_runs(
     complete: dict[int, BlockTable],
     cache: PagedCache,
     last_seen: np.ndarray | None,
-) -> tuple[list[Run], list[np.ndarray]]:
+) -> tuple[list[TokenSpan], list[np.ndarray]]:
     """Returns runs of segments whose prefix is complete, up to the limit of a pass, and the indices
     of their tokens."""
-    runs: list[Run] = []
+    runs: list[TokenSpan] = []
     parts: list[np.ndarray] = []
     count = 0
     for segment in waiting:
@@ -117,7 +122,7 @@ def _next_runs(
         room = whole_images(None if seen is None else seen - before, done, room)
         part = segment.indices[done : done + room]
         seen = None if seen is None else seen[done : done + room]
-        runs.append(Run(segment.table, before + done, count, len(part), last_seen=seen))
+        runs.append(TokenSpan(segment.table, before + done, count, len(part), last_seen=seen))
         parts.append(part)
         count += len(part)
     return runs, parts
