@@ -20,9 +20,9 @@ from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.grading.worker_pool import DEFAULT_TIMEOUT_SECONDS
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
 from tinker_cookbook.recipes.math_rl.datasets import HUB_NAMES, MathDatasetBuilder
+from tinker_cookbook.recipes.math_rl.reasoning_gym_env import ReasoningGymDatasetBuilder
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.envs.reasoning_gym_env import ReasoningGymDatasetBuilder
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 

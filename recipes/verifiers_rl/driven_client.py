@@ -8,9 +8,9 @@ from typing import Any, cast
 import tinker
 
 from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
+from tinker_cookbook.recipes.verifiers_rl.driven_env import ModelCall
 from tinker_cookbook.recipes.verifiers_rl.tinker_openai import TinkerAsyncOpenAIClient
 from tinker_cookbook.renderers import Renderer
-from tinker_cookbook.rl.envs.driven_env import ModelCall
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 

@@ -22,8 +22,8 @@ import tinker
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataValidationError
 from tinker_cookbook.model_info import resolve_renderer_name
+from tinker_cookbook.recipes.verifiers_rl.driven_env import DrivenEnv, ModelCall, ProgramResult
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.rl.envs.driven_env import DrivenEnv, ModelCall, ProgramResult
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.types import (
     Env,

@@ -21,7 +21,7 @@ from recipes.math_rl.datasets import MathDatasetBuilder
 from recipes.multiplayer_rl.guess_number import train as guess_number
 from recipes.multiplayer_rl.twenty_questions import train as twenty_questions
 from tinker_cookbook.exceptions import ConfigurationError, DataError
-from tinker_cookbook.rl.envs.reasoning_gym_env import ReasoningGymDatasetBuilder
+from recipes.math_rl.reasoning_gym_env import ReasoningGymDatasetBuilder
 from tinker_cookbook.rl.rollouts.strategy import RetryOnFailure
 from tinker_cookbook.run.config import load_config
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments

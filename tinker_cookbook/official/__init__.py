@@ -48,15 +48,11 @@ _PLACES = {
     "preference.train_dpo": {"preference": "compute_dpo_loss create_dpo_clients do_update"},
     "renderers": {"renderers": _RENDERERS},
     "renderers.base": {"renderers": _RENDERERS},
+    "rl.data_processing": {"rl_flat_observations": "FlatOb FlatObElem ProvenanceSpan"},
     "rl.metrics": {
         "rl_metrics": """
             compute_post_kl compute_sampling_client_metrics incorporate_kl_penalty
             score_sequences""",
-    },
-    "rl.report.rollout_logging": {
-        "rollout_logging": """
-            rollout_summaries_jsonl_path serialize_rollout_summaries write_rollout_summaries_jsonl
-            write_rollout_summaries_jsonl_from_groups""",
     },
     "rl.rollouts": {
         "rl_rollouts": "RolloutErrorCounter do_group_rollout_and_filter_constant_reward"
@@ -119,11 +115,12 @@ _FILES = {
     "rl.interleaved": "official.rl_interleaved",
     "rl.message_env": "rl.envs.message_env",
     "rl.metric_util": "official.rl_metric_util",
-    "rl.play_w_env": "rl.envs.play_w_env",
+    "rl.envs.play_w_env": "official.rl_play_w_env",  # its former path
+    "rl.play_w_env": "official.rl_play_w_env",
     "rl.preference_envs": "rl.envs.preference_envs",
     "rl.problem_env": "rl.envs.problem_env",
     "rl.rollout_limits": "rl.rollouts.limits",
-    "rl.rollout_logging": "rl.report.rollout_logging",
+    "rl.rollout_logging": "official.rl_rollout_logging",
     "rl.rollout_presets": "rl.rollouts.presets",
     "rl.rollout_runner": "rl.rollouts.episode",
     "rl.rollout_strategy": "rl.rollouts.strategy",

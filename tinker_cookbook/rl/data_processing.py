@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,24 +19,11 @@ from tinker_cookbook.rl.advantages import compute_advantages as compute_advantag
 from tinker_cookbook.rl.advantages import (
     remove_constant_reward_groups as remove_constant_reward_groups,
 )
-from tinker_cookbook.rl.types import (
-    Trajectory,
-    TrajectoryGroup,
-    Transition,
-)
-from tinker_cookbook.utils.imports import lazy_exports, tinker
+from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
+from tinker_cookbook.utils.imports import official_names, tinker
 from tinker_cookbook.utils.model_inputs import ChunkKeys, Keys
 
-if TYPE_CHECKING:
-    from tinker_cookbook.rl.envs.flat_observations import ProvenanceSpan
-
-__getattr__ = lazy_exports(
-    __name__,
-    dict.fromkeys(
-        ("FlatOb", "FlatObElem", "ProvenanceSpan"), "tinker_cookbook.rl.envs.flat_observations"
-    ),
-)
-
+__getattr__ = official_names(__name__)
 
 SAMPLER_LOGPROBS = "sampler_logprobs"
 """Field with the sampler's log-probabilities if ``logprobs`` were replaced by the trainer's."""
@@ -273,7 +260,7 @@ def check_provenance(data_D: Sequence[tinker.Datum], loss_fn: str) -> None:
 
 def _with_provenance(datum: tinker.Datum, turns: Sequence[_Turn]) -> tinker.Datum:
     """Returns the datum with the sampled sequence, and the offset in it, of every position."""
-    spans: list[ProvenanceSpan] = []
+    spans: list[tinker.PromptProvenanceSpan | tinker.SampledProvenanceSpan] = []
     for turn in turns:
         # Spans must cover the whole datum, so one turn without a sequence_id leaves it without any.
         if not turn.sequence_id:

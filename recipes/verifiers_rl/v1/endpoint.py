@@ -19,7 +19,7 @@ from aiohttp import web
 
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.exceptions import BackendError
-from tinker_cookbook.rl.envs.driven_env import ModelCall
+from tinker_cookbook.recipes.verifiers_rl.driven_env import ModelCall
 
 MODEL = "policy"
 SESSION_HEADER = "X-Session-ID"

@@ -32,6 +32,7 @@ from verifiers.v1.utils.loaders import (
 
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.recipes.verifiers_rl.driven_env import DrivenEnv, ModelCall, ProgramResult
 from tinker_cookbook.recipes.verifiers_rl.v1.endpoint import MODEL, Session, TokenEndpoint
 from tinker_cookbook.recipes.verifiers_rl.v1.harness import HARNESS_ID
 from tinker_cookbook.recipes.verifiers_rl.v1.renderer import (
@@ -41,7 +42,6 @@ from tinker_cookbook.recipes.verifiers_rl.v1.renderer import (
 )
 from tinker_cookbook.recipes.verifiers_rl.v1.single_turn import SingleTurnEnv, why_not_single_turn
 from tinker_cookbook.recipes.verifiers_rl.v1.traces import result_of_episode
-from tinker_cookbook.rl.envs.driven_env import DrivenEnv, ModelCall, ProgramResult
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
 

@@ -16,7 +16,7 @@ import tinker
 
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import BackendError, DataValidationError
-from tinker_cookbook.rl.envs.driven_env import ProgramResult
+from tinker_cookbook.recipes.verifiers_rl.driven_env import ProgramResult
 from tinker_cookbook.rl.types import Metrics, StopReason, Trajectory, Transition
 
 _STOP_REASONS = {

@@ -24,13 +24,14 @@ def play(seed: int) -> tuple[list[list[float]], list[float]]:
         rewards, worth = [], []
         for group in train.get_batch(0):
             envs = await group.make_envs()
-            answer = envs[0]._env.get_reference_answer()
+            answer = envs[0].get_reference_answer()
             lines = [answer, "banana"] * 4
             played = await do_group_rollout(group, Script(*lines))
             rewards.append(played.get_total_rewards())
             worth += [t.transitions[0].metrics["true_reward"] for t in played.trajectories_G]
         (held_out,) = test.get_batch(0)
-        assert not hasattr((await held_out.make_envs())[0], "_env")  # paid as ever
+        tested = await do_group_rollout(held_out, Script(*["banana"] * 8))
+        assert set(tested.get_total_rewards()) == {-0.1}  # rewarded as ever
         return rewards, worth
 
     with byte_tokenizer.registered():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tinker
 
+from recipes.verifiers_rl.driven_env import DrivenEnv, ProgramResult
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import assemble_training_data
-from tinker_cookbook.rl.envs.driven_env import DrivenEnv, ProgramResult
 from tinker_cookbook.rl.rollouts import RolloutFailedError, do_single_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
 

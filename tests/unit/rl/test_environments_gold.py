@@ -21,6 +21,7 @@ from recipes.math_rl.math_env import (
     Gsm8kEnv,
     MathEnv,
 )
+from recipes.math_rl.reasoning_gym_env import ReasoningGymDatasetBuilder
 from recipes.multiplayer_rl.guess_number.env import Game, GuessNumberDatasetBuilder
 from recipes.multiplayer_rl.twenty_questions.env import (
     AnswererConfig,
@@ -33,7 +34,6 @@ from tinker_cookbook.exceptions import (
     DataFormatError,
     DataValidationError,
 )
-from tinker_cookbook.rl.envs.reasoning_gym_env import ReasoningGymDatasetBuilder
 
 pytestmark = pytest.mark.usefixtures("bytes_registered")
 

@@ -11,7 +11,7 @@ import pytest
 from rollout_samples import Steps, prompt
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.rl.envs.play_w_env import (
+from tinker_cookbook.official.rl_play_w_env import (
     Config,
     main,
     play_env,

@@ -8,15 +8,15 @@ import time
 import byte_tokenizer
 import pytest
 
-from tinker_cookbook import tokenizer_utils
-from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.rl.envs import reasoning_gym_env
-from tinker_cookbook.rl.envs.reasoning_gym_env import (
+from recipes.math_rl import reasoning_gym_env
+from recipes.math_rl.reasoning_gym_env import (
     ReasoningGymDatasetBuilder,
     ReasoningGymEnv,
     make_generator,
 )
+from tinker_cookbook import tokenizer_utils
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import get_renderer
 
 pytestmark = pytest.mark.usefixtures("bytes_registered")
 

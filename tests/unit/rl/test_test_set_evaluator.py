@@ -16,8 +16,9 @@ from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataValidationError,
 )
+from tinker_cookbook.official import rl_metric_util
+from tinker_cookbook.official.rl_rollout_logging import RolloutSummaryExportConfig
 from tinker_cookbook.rl.metric_util import RLTestSetEvaluator, compute_trajectory_metrics
-from tinker_cookbook.rl.report.rollout_logging import RolloutSummaryExportConfig
 from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, StepResult
@@ -176,7 +177,7 @@ def test_temperature_and_the_like_are_knobs(sampler):
 def test_episodes_are_written_to_a_store(sampler, tmp_path):
     dataset, store = Stories(), TrainingRunStore(LocalStorage(tmp_path))
     names = RolloutSummaryExportConfig("eval/test", 7, "eval_test", sampling_client_step=3)
-    evaluator = RLTestSetEvaluator(dataset, max_tokens=2, seed=0)
+    evaluator = rl_metric_util.RLTestSetEvaluator(dataset, max_tokens=2, seed=0)
     metrics = asyncio.run(evaluator(sampler, rollout_summary_export=names, store=store))
     rows = store.read_rollouts(7, "eval_test")
     assert [row["group_idx"] for row in rows] == sorted(row["group_idx"] for row in rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
 
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
@@ -14,11 +13,6 @@ from tinker_cookbook.exceptions import (
     AllTrajectoriesFailedError,
     ConfigurationError,
     DataValidationError,
-)
-from tinker_cookbook.rl.report.rollout_logging import (
-    RolloutSummaryExportConfig,
-    RolloutSummaryGroup,
-    serialize_rollout_summaries_from_groups,
 )
 from tinker_cookbook.rl.report.trajectory_metrics import (
     TrajectoryTotals,
@@ -35,43 +29,6 @@ from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RolloutError, T
 from tinker_cookbook.utils.activity import activity
 
 __all__ = ["RLTestSetEvaluator"]
-
-
-class RolloutStore(Protocol):
-    """Store of rows of episodes, such as ``stores.TrainingRunStore``."""
-
-    def write_rollouts(
-        self, iteration: int, records: list[dict[str, Any]], base_name: str = ...
-    ) -> None:
-        """Writes the rows of an iteration."""
-        ...
-
-
-class _Export:
-    """Rows of the episodes of one evaluation for a store; without one it collects nothing."""
-
-    def __init__(
-        self, config: RolloutSummaryExportConfig | None, store: RolloutStore | None
-    ) -> None:
-        self._config, self._store = config, store
-        self._rows: dict[int, list[dict[str, Any]]] = {}
-
-    def add(self, index: int, group: TrajectoryGroup, tags: list[str]) -> None:
-        if self._config is None or self._store is None:
-            return
-        config = self._config
-        rows = serialize_rollout_summaries_from_groups(
-            split=config.split,
-            iteration=config.iteration,
-            groups_P=[RolloutSummaryGroup(group, tags, config.sampling_client_step)],
-        )
-        self._rows[index] = [{**row, "group_idx": index} for row in rows]
-
-    def write(self) -> None:
-        if self._config is not None and self._store is not None:
-            # In the order of the dataset; groups finish in any order.
-            records = [row for index in sorted(self._rows) for row in self._rows[index]]
-            self._store.write_rollouts(self._config.iteration, records, self._config.base_name)
 
 
 class RLTestSetEvaluator(SamplingClientEvaluator):
@@ -156,27 +113,12 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
     async def __call__(
         self,
         sampling_client: SamplingClient,
-        *,
-        rollout_summary_export: RolloutSummaryExportConfig | None = None,
-        store: RolloutStore | None = None,
     ) -> dict[str, float]:
         """Evaluates the weights of ``sampling_client``; see ``eval_token_completer``."""
-        return await self.eval_token_completer(
-            self.policy(sampling_client),
-            rollout_summary_export=rollout_summary_export,
-            store=store,
-        )
+        return await self.eval_token_completer(self.policy(sampling_client))
 
-    async def eval_token_completer(
-        self,
-        policy: TokenCompleter,
-        *,
-        rollout_summary_export: RolloutSummaryExportConfig | None = None,
-        store: RolloutStore | None = None,
-    ) -> dict[str, float]:
+    async def eval_token_completer(self, policy: TokenCompleter) -> dict[str, float]:
         """Evaluates any policy; the sampling settings of this evaluator do not apply to it.
-
-        With ``rollout_summary_export`` and ``store``, a row for each episode is stored there.
 
         Raises:
             DataValidationError: The dataset has no group.
@@ -189,7 +131,6 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
         # few groups as a whole.
         measured: dict[int, tuple[TrajectoryTotals, list[str], list[RolloutError]]] = {}
         kept: dict[int, TrajectoryGroup] = {}
-        export = _Export(rollout_summary_export, store)
         skipped: list[Exception] = []
 
         async def run_groups() -> None:
@@ -221,7 +162,6 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
                 totals = TrajectoryTotals.of(group)
                 tags = list(builder.logging_tags())
                 self.observe(index, group, tags)
-                export.add(index, group, tags)
                 now.details["evaluating"] = f"{self.name}: {len(measured) + 1} groups finished"
                 measured[index] = totals, tags, list(group.rollout_errors)
                 kept[index] = group
@@ -231,9 +171,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
 
         # This many workers are the limit on concurrent groups.
         await gather_or_cancel(run_groups() for _ in range(self._in_flight))
-        metrics = self._finish(measured, kept, skipped)
-        export.write()
-        return metrics
+        return self._finish(measured, kept, skipped)
 
     def _finish(
         self,

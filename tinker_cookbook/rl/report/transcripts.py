@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from tinker_cookbook.exceptions import DataValidationError, TinkerCookbookError, TrainingError
-from tinker_cookbook.rl.report.rollout_logging import SCHEMA_VERSION, json_value
+from tinker_cookbook.rl.report.episode_rows import episode_row, json_value
 from tinker_cookbook.rl.report.transcript_html import transcript_page
 from tinker_cookbook.rl.report.transcript_text import LoggedGroup, TokenText, plain, plural
 from tinker_cookbook.rl.types import TrajectoryGroup
@@ -203,39 +203,28 @@ def _summary_row(entry: LoggedGroup, member: int, split: str, iteration: int) ->
     """Returns the row of one episode; ``docs/04-rl-metrics.md`` explains the keys."""
     group, text = entry.group, entry.texts[member]
     trajectory = group.trajectories_G[member]
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "split": split,
-        "iteration": iteration,
-        "group_idx": entry.index,
-        "traj_idx": member,
-        "tags": list(entry.tags),
-        "sampling_client_step": group.sampling_client_step,
-        "total_reward": trajectory.reward + group.final_rewards_G[member],
-        "final_reward": group.final_rewards_G[member],
+    row = episode_row(
+        group,
+        member,
+        split=split,
+        iteration=iteration,
+        group_idx=entry.index,
+        tags=entry.tags,
+        sampling_client_step=group.sampling_client_step,
+    )
+    for step, transition, turn in zip(
+        row["steps"], trajectory.transitions, text.turns, strict=True
+    ):
+        step |= {
+            "ob_new_len": turn.num_new_tokens,
+            "stop_reason": transition.ac.stop_reason,
+            "masked": transition.is_masked,
+            "prompt_text": plain(turn.prompt),
+            "action_text": plain(turn.answer),
+        }
+    return row | {
         "advantage": entry.advantages[member],
         "stop_reason": str(trajectory.stop_reason),
-        "trajectory_metrics": json_value(group.metrics_G[member]),
         "trajectory_logs": json_value(trajectory.logs),
-        "steps": [
-            {
-                "step_idx": index,
-                "ob_len": transition.ob.length,
-                "ob_new_len": turn.num_new_tokens,
-                "ac_len": len(transition.ac.tokens),
-                "reward": transition.reward,
-                "episode_done": transition.episode_done,
-                "stop_reason": transition.ac.stop_reason,
-                "masked": transition.is_masked,
-                "prompt_text": plain(turn.prompt),
-                "action_text": plain(turn.answer),
-                "metrics": json_value(transition.metrics),
-                "logs": json_value(transition.logs),
-            }
-            for index, (transition, turn) in enumerate(
-                zip(trajectory.transitions, text.turns, strict=True)
-            )
-        ],
-        "final_ob_len": trajectory.final_ob.length,
         "final_text": plain(text.final),
     }

@@ -1,6 +1,6 @@
 """Lets a person answer an environment in the terminal, to inspect the prompts of the model.
 
-    python -m tinker_cookbook.rl.envs.play_w_env model_name=MODEL \\
+    python -m tinker_cookbook.rl.play_w_env model_name=MODEL \\
         dataset_builder=recipes.math_rl.arithmetic_env:ArithmeticDatasetBuilder \\
         dataset_builder.SETTING=VALUE …
 
