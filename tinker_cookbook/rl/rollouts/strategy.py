@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import logging
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,14 +38,13 @@ from tinker_cookbook.rl.rollouts.limits import RolloutConfig, check_range
 from tinker_cookbook.rl.types import (
     Env,
     EnvGroupBuilder,
-    Observation,
     RolloutError,
-    StopCondition,
     Trajectory,
 )
 from tinker_cookbook.utils import logtree
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.error_logs import only_to_file
+from tinker_cookbook.utils.user_classes import overrides
 
 logger = logging.getLogger(__name__)
 
@@ -322,7 +321,6 @@ class _FirstPrompts:
     def __init__(self, num_members: int) -> None:
         self.requests: list[asyncio.Task[list[TokensWithLogprobs]]] = []
         self._missing = num_members
-        self._gave_up = False
         # Log lines of a request belong to the group, not to the member that opened last.
         self._context = contextvars.copy_context()
         # Episode of each member with an open environment, and the future that its rollout awaits.
@@ -338,26 +336,23 @@ class _FirstPrompts:
             self._arrived()
             await episode.open(timeout)
             return
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = loop.create_future()
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             await episode.open(timeout)
             self._opened[episode.member] = (episode, ready)
         finally:
             self._arrived()
         # Without a limit, environments that wait for each other would wait forever.
-        if not self._gave_up:
-            await asyncio.wait({ready}, timeout=FIRST_PROMPTS_SECONDS)
+        await asyncio.wait({ready}, timeout=FIRST_PROMPTS_SECONDS)
         if not ready.done():
-            if not self._gave_up:
-                logger.warning(
-                    "%d members of a group have no first observation after %g s, so the others "
-                    "begin without them; where members wait for each other, as in a game, set "
-                    "waits_for_members = True on the environment",
-                    self._missing,
-                    FIRST_PROMPTS_SECONDS,
-                )
-            self._gave_up = True
+            logger.warning(
+                "%d members of a group have no first observation after %g s, so the others "
+                "begin without them; where members wait for each other, as in a game, set "
+                "waits_for_members = True on the environment",
+                self._missing,
+                FIRST_PROMPTS_SECONDS,
+            )
+            self._missing = 0  # later members begin at once
             self._release()
         await ready
 
@@ -366,74 +361,54 @@ class _FirstPrompts:
         self._missing -= 1
         # Only now is it known which first prompts are equal. The member that opened last waits
         # like the others, or it would run before them.
-        if not self._missing:
+        if self._missing <= 0:
             asyncio.get_running_loop().call_soon(self._release, context=self._context)
 
     def _release(self) -> None:
         """Starts the requests and lets the rollouts continue."""
-        error: Exception | None = None
-        opened, self._opened = sorted(self._opened.items()), {}
-        try:
-            # In the order of the members, so that the request does not depend on which opened
-            # first.
-            self._start_requests([episode for _, (episode, _) in opened])
-        except Exception as caught:
-            error = caught
         # In the order of the members, so that a policy gets their calls in the same order in every
         # run, whichever environment opened first.
-        for _, (_, ready) in opened:
-            if ready.done():  # the member was cancelled meanwhile
-                continue
-            if error is None:
-                ready.set_result(None)
-            else:
-                ready.set_exception(error)
+        opened, self._opened = sorted(self._opened.items()), {}
+        try:
+            self._start_requests([episode for _, (episode, _) in opened])
+        finally:  # after an error each member samples by itself, and raises it with its place
+            for _, (_, ready) in opened:
+                if not ready.done():  # otherwise the member was cancelled meanwhile
+                    ready.set_result(None)
 
     def _start_requests(self, episodes: Sequence[Episode]) -> None:
         """Starts one sampling request for all members with the same first prompt."""
-        if not episodes or type(episodes[0].policy).sample_many is TokenCompleter.sample_many:
+        if not episodes or not overrides(episodes[0].policy, TokenCompleter, "sample_many"):
             return  # each response is a separate request, which should fail separately
-        equal: dict[Hashable, list[Episode]] = {}
+        equal: list[list[Episode]] = []
         for episode in episodes:
             if episode.prompt is not None:  # otherwise the prompt leaves no room for a response
-                # Prompts are equal if their tokens, images and stop conditions are equal.
-                ob, stop = episode.prompt
-                parts = [
-                    getattr(chunk, "tokens", None) or [chunk.model_dump_json()]
-                    for chunk in ob.chunks
-                ]
-                key = (tuple(token for part in parts for token in part), tuple(stop))
-                equal.setdefault(key, []).append(episode)
-        for members in equal.values():
-            first = members[0]
+                members = next((m for m in equal if m[0].prompt == episode.prompt), [])
+                equal += [] if members else [members]
+                members.append(episode)
+        for members in equal:
+            first, num = members[0], len(members)
             assert first.prompt is not None
             # No member has sampled anything yet, so the first one's budget serves all of them.
             budget = first.token_budget(first.prompt[0])
-            if len(members) == 1 or budget.exhausted:
+            if num == 1 or budget.exhausted:
                 continue
             # Use the first member's random numbers, whichever request finishes first.
             policy = limit_tokens(first.policy.derived(first.member, 0), budget.tokens)
-            work = contained(_sample_many(policy, first.prompt, len(members)))
-            request = asyncio.create_task(work)
-            self.requests.append(request)
+            work = contained(policy.sample_many(*first.prompt, num))
+            self.requests.append(asyncio.create_task(work))
             for i, episode in enumerate(members):
-                episode.first_response = partial(_ith_sample, request, i)
-
-
-async def _sample_many(
-    policy: TokenCompleter, prompt: tuple[Observation, StopCondition], num_samples: int
-) -> list[TokensWithLogprobs]:
-    samples = await policy.sample_many(*prompt, num_samples)
-    # A policy of user code may return too few, and a member would get no response.
-    if len(samples) != num_samples:
-        raise BackendError(
-            f"the policy returned {len(samples)} samples, expected num_samples={num_samples}"
-        )
-    return samples
+                episode.first_response = partial(_ith_sample, self.requests[-1], i, num)
 
 
 async def _ith_sample(
-    request: asyncio.Task[list[TokensWithLogprobs]], i: int
+    request: asyncio.Task[list[TokensWithLogprobs]], i: int, num: int
 ) -> TokensWithLogprobs:
     # A member that times out must not cancel the request of the others.
-    return (await asyncio.shield(request))[i]
+    samples = await asyncio.shield(request)
+    # A policy of user code may return too few, and a member would get no response.
+    if len(samples) != num:
+        raise BackendError(
+            f"the policy returned {len(samples)} samples, expected num_samples={num}"
+        )
+    return samples[i]
