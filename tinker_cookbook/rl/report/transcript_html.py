@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from statistics import pstdev
+from statistics import fmean
 from typing import Any
 
 from tinker_cookbook.rl.advantages import is_constant
-from tinker_cookbook.rl.report.trajectory_metrics import GOOD_REWARD
 from tinker_cookbook.rl.report.transcript_text import LoggedGroup, Piece, number, plain, plural
 from tinker_cookbook.rl.types import StopReason
 from tinker_cookbook.run.loggers import format_value
@@ -28,14 +27,7 @@ def _css() -> str:
 def transcript_page(
     title: str, subtitle: str, entries: Sequence[LoggedGroup], num_shown: int
 ) -> Trace:
-    """Returns a page with key figures, a table of all groups, and some groups in full.
-
-    Args:
-        title: Name of the step and split.
-        subtitle: One line below the title.
-        entries: The groups with their texts.
-        num_shown: Groups with a smaller index are shown in full.
-    """
+    """Returns a page with a table of all groups, and the first ``num_shown`` in full."""
     trace = Trace(title)
     trace.add_css(_css())
     started = trace.started_at.isoformat(sep=" ", timespec="seconds")
@@ -43,14 +35,14 @@ def transcript_page(
     if not entries:
         trace.root.add(Node("p", {}, ["No group was finished."]))
         return trace
-    trace.root.add(_figures(entries), _group_table(entries, num_shown))
-    hidden = sum(entry.index >= num_shown for entry in entries)
+    trace.root.add(_group_table(entries, num_shown))
     for entry in entries:
         if entry.index < num_shown:
             trace.root.add(_group_section(entry))
             # The environments' formatters need their style sheets on this page.
             for css in entry.log.css if entry.log is not None else ():
                 trace.add_css(css)
+    hidden = sum(entry.index >= num_shown for entry in entries)
     if hidden:
         more = plural(hidden, "more group")
         text = f"Only the table has {more}; num_groups_to_log=… shows more."
@@ -58,76 +50,24 @@ def transcript_page(
     return trace
 
 
-def _figures(entries: Sequence[LoggedGroup]) -> Node:
-    groups = [entry.group for entry in entries]
-    rewards = [reward for group in groups for reward in group.get_total_rewards()]
-    constant = [_mean(g.get_total_rewards()) for g in groups if is_constant(g.get_total_rewards())]
-    turns = [t for g in groups for trajectory in g.trajectories_G for t in trajectory.transitions]
-    good = sum(reward >= GOOD_REWARD for reward in constant)
-    figures = {
-        "mean reward": number(_mean(rewards)),
-        "groups × samples": f"{len(groups)} × {len(rewards) / len(groups):.4g}",
-        "groups with mixed rewards": str(len(groups) - len(constant)),
-        "groups all good / all bad": f"{good} / {len(constant) - good}",
-        "tokens per answer": f"{_mean([len(t.ac.tokens) for t in turns]):,.1f}",
-        "answers cut off": f"{_mean([t.ac.stop_reason == 'length' for t in turns]):.0%}",
-    }
-    tiles = [
-        _el("div", "rl-tile", Node("b", {}, [value]), Node("span", {}, [label]))
-        for label, value in figures.items()
-    ]
-    return _el("div", "rl-tiles", *tiles)
-
-
 def _group_table(entries: Sequence[LoggedGroup], num_shown: int) -> Node:
-    columns = ["group", "tags", "mean reward", "lowest", "highest", "deviation", "samples",
-               "tokens per episode", "ended by"]  # fmt: skip
+    columns = ["group", "tags", "mean reward", "lowest", "highest", "samples", "ended by"]
     rows: list[list[Any]] = []
     for entry in entries:
-        rewards = entry.group.get_total_rewards()
-        trajectories = entry.group.trajectories_G
-        stops = Counter(str(trajectory.stop_reason) for trajectory in trajectories)
-        lengths = [sum(len(t.ac.tokens) for t in tr.transitions) for tr in trajectories]
-        dots = _el("div", "rl-dots")  # a coloured square per sample
-        for i, (reward, color) in enumerate(zip(rewards, _colors(entry), strict=True)):
-            title = f"sample {i}: reward {number(reward)}"
-            dots.add(Node("span", {"class": f"rl-dot {color}".strip(), "title": title}))
-        label = str(entry.index)
+        rewards = entry.group.get_total_rewards() or [0.0]
+        stops = Counter(str(trajectory.stop_reason) for trajectory in entry.group.trajectories_G)
+        label: Node | str = str(entry.index)
         if entry.index < num_shown:
             label = Node("a", {"href": f"#group-{entry.index}"}, [label])
-        rows.append([
-            label,
-            ", ".join(entry.tags),
-            Node("span", {}, [number(_mean(rewards))]),
-            number(min(rewards, default=0.0)),
-            number(max(rewards, default=0.0)),
-            number(pstdev(rewards) if rewards else 0.0),
-            dots,
-            f"{_mean(lengths):,.1f}",
-            ", ".join(f"{reason} {count}" for reason, count in stops.most_common()),
-        ])  # fmt: skip
-    if not any(entry.tags for entry in entries):  # then the column would be empty
-        columns, rows = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in rows]
+        figures = [number(value) for value in (fmean(rewards), min(rewards), max(rewards))]
+        ended = ", ".join(f"{reason} {count}" for reason, count in stops.most_common())
+        rows.append([label, ", ".join(entry.tags), *figures, len(rewards), ended])
     return table_node(rows, columns, "Groups")
-
-
-def _colors(entry: LoggedGroup) -> list[str]:
-    """Returns a CSS class for each sample: whether training makes it more or less probable."""
-    rewards = entry.group.get_total_rewards()
-    if is_constant(rewards):
-        return [""] * len(rewards)
-    mean = _mean(rewards)
-    # Without advantages (in an evaluation) the difference to the mean has the same sign.
-    advantages = [
-        reward - mean if given is None else given
-        for reward, given in zip(rewards, entry.advantages, strict=True)
-    ]
-    return ["rl-up" if a > 0 else "rl-down" if a < 0 else "" for a in advantages]
 
 
 def _group_section(entry: LoggedGroup) -> Node:
     group, rewards = entry.group, entry.group.get_total_rewards()
-    facts = f"mean reward {number(_mean(rewards))}"
+    facts = f"mean reward {number(fmean(rewards or [0.0]))}"
     # The groups of an evaluation have no advantages; its page names the step.
     if any(given is not None for given in entry.advantages):
         if is_constant(rewards):
@@ -144,27 +84,23 @@ def _group_section(entry: LoggedGroup) -> Node:
     shared = prompts[0] if prompts and all(prompt == prompts[0] for prompt in prompts) else None
     if shared:
         node.add(_el("p", "rl-label", "prompt"), _text(shared))
-    for member, color in enumerate(_colors(entry)):
-        node.add(_sample(entry, member, color, show_prompt=not shared))
+    node.add(*[_sample(entry, member, not shared) for member in range(len(rewards))])
     rest = _log_of(entry.log, None)
     return node.add(_folded("log of the group", rest)) if rest else node
 
 
-def _sample(entry: LoggedGroup, member: int, color: str, show_prompt: bool) -> Node:
+def _sample(entry: LoggedGroup, member: int, show_prompt: bool) -> Node:
     trajectory, text = entry.group.trajectories_G[member], entry.texts[member]
     turns, advantage = trajectory.transitions, entry.advantages[member]
     reward = trajectory.reward + entry.group.final_rewards_G[member]
-    facts = [] if advantage is None else [f"advantage {number(advantage, sign=True)}"]
+    facts = [f"Sample {member}", f"reward {number(reward)}"]
+    facts += [] if advantage is None else [f"advantage {number(advantage, sign=True)}"]
     tokens = sum(len(transition.ac.tokens) for transition in turns)
-    facts += [f"{trajectory.stop_reason}", plural(tokens, "token")]
-    if len(turns) != 1:
-        facts.append(plural(len(turns), "turn"))
+    facts += [f"{trajectory.stop_reason}", plural(tokens, "token"), plural(len(turns), "turn")]
     # The stop reason max_tokens shows this already.
-    elif turns[0].ac.stop_reason == "length" and trajectory.stop_reason != StopReason.MAX_TOKENS:
+    cut = any(turn.ac.stop_reason == "length" for turn in turns)
+    if cut and trajectory.stop_reason != StopReason.MAX_TOKENS:
         facts.append("cut off")
-    summary = Node("summary", {}, [Node("b", {}, [f"Sample {member}"])])
-    summary.add(_el("span", f"rl-reward {color}".strip(), f"reward {number(reward)}"))
-    summary.add(*[_el("span", "rl-fact", fact) for fact in facts])
     body = _el("div", "lt-body")
     for index in range(len(turns)):
         body.add(_turn(entry, member, index, show_prompt))
@@ -172,18 +108,15 @@ def _sample(entry: LoggedGroup, member: int, color: str, show_prompt: bool) -> N
         body.add(_el("p", "rl-empty", "The first prompt left no room for an answer."))
     if text.final:
         body.add(_el("p", "rl-label", "after the last answer"), _text(text.final))
-    if trajectory.logs:
-        body.add(_values("logs of the episode", trajectory.logs))
-    if entry.group.metrics_G[member]:
-        body.add(_values("metrics of the episode", entry.group.metrics_G[member]))
-    logged = _log_of(entry.log, member)
-    if logged:
+    body.add(*_values("logs of the episode", trajectory.logs))
+    body.add(*_values("metrics of the episode", entry.group.metrics_G[member]))
+    if logged := _log_of(entry.log, member):
         body.add(_folded("log of the environment", logged))
     attrs = {"class": "rl-sample", "id": f"group-{entry.index}-sample-{member}"}
     if sum(len(plain(turn.answer)) for turn in text.turns) <= _MAX_OPEN_CHARS:
         attrs["open"] = ""
     data = {"traj_idx": member, "total_reward": reward, "advantage": advantage}
-    return Node("details", attrs, [summary, body], data)
+    return Node("details", attrs, [Node("summary", {}, [" · ".join(facts)]), body], data)
 
 
 def _turn(entry: LoggedGroup, member: int, index: int, show_prompt: bool) -> Node:
@@ -191,32 +124,26 @@ def _turn(entry: LoggedGroup, member: int, index: int, show_prompt: bool) -> Nod
     transition, turn = transitions[index], entry.texts[member].turns[index]
     node = _el("div", "rl-turn")
     if (index > 0 or show_prompt) and turn.prompt:
-        name = "prompt" if index == 0 else f"turn {index + 1}: added to the prompt"
-        label = f"{name}, {plural(turn.num_new_tokens, 'token')}"
-        node.add(_el("p", "rl-label", label), _text(turn.prompt))
+        added = f"added to the prompt, {plural(turn.num_new_tokens, 'token')}"
+        node.add(_el("p", "rl-label", added), _text(turn.prompt))
     facts: list[str] = []
     if len(transitions) > 1:
         tokens = plural(len(transition.ac.tokens), "token")
         facts += [f"turn {index + 1}", f"answer, {tokens}", f"reward {number(transition.reward)}"]
-        if transition.ac.stop_reason == "length":
-            facts.append("cut off")
     if transition.is_masked:
         facts.append("not trained on")
     if facts:
         node.add(_el("p", "rl-label", " · ".join(facts)))
-    answer = turn.answer
-    node.add(_text(answer, "rl-answer") if answer else _el("p", "rl-empty", "(nothing)"))
-    if transition.metrics:
-        node.add(_values("metrics", transition.metrics))
+    node.add(_text(turn.answer, "rl-answer") if turn.answer else _el("p", "rl-empty", "(nothing)"))
     # Many environments log the question and the answer, which are shown already. (A short text
     # that is in the answer may also be the reference.)
-    shown = [plain(turn.prompt), plain(answer)]
+    shown = [plain(turn.prompt), plain(turn.answer)]
     logs = {
         key: value
         for key, value in transition.logs.items()
         if not (_is_long(value) and any(str(value).strip() in text for text in shown))
     }
-    return node.add(_values("logs", logs)) if logs else node
+    return node.add(*_values("metrics", transition.metrics), *_values("logs", logs))
 
 
 def _log_of(trace: Trace | None, member: int | None) -> list[Child]:
@@ -232,17 +159,19 @@ def _log_of(trace: Trace | None, member: int | None) -> list[Child]:
     return found
 
 
-def _values(caption: str, values: Mapping[str, Any]) -> Node:
-    """Shows short values in a line, and folds long ones."""
-    line = _el("p", "rl-values", _el("span", "rl-key", caption))
-    node = Node("div", {}, [line])
-    for key, value in values.items():
-        if _is_long(value):
-            node.add(_folded(f"{caption}: {key}", [Node("pre", {}, [value])]))
-        else:
-            shown = value if isinstance(value, str) else format_value(value)
-            line.add(Node("span", {}, [Node("i", {}, [f"{key} "]), shown]))
-    return node
+def _values(caption: str, values: Mapping[str, Any]) -> list[Node]:
+    """Returns short values in a line, and long ones folded."""
+    short = [
+        f"{key} {value if isinstance(value, str) else format_value(value)}"
+        for key, value in values.items()
+        if not _is_long(value)
+    ]
+    line = [_el("p", "rl-label", f"{caption}: {' · '.join(short)}")] if short else []
+    return line + [
+        _folded(f"{caption}: {key}", [Node("pre", {}, [value])])
+        for key, value in values.items()
+        if _is_long(value)
+    ]
 
 
 def _is_long(value: Any) -> bool:
@@ -264,7 +193,3 @@ def _folded(summary: str, children: Sequence[Child]) -> Node:
 
 def _el(tag: str, css: str, *children: Child) -> Node:
     return Node(tag, {"class": css} if css else {}, list(children))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
