@@ -12,7 +12,6 @@ from tinker_cookbook.official.rl_rollout_logging import (
 )
 from tinker_cookbook.rl.report import test_evaluator
 from tinker_cookbook.rl.report.trajectory_metrics import (
-    compute_rollout_error_metrics,
     compute_sampling_client_metrics,
     compute_trajectory_metrics,
 )
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RLTestSetEvaluator",
-    "compute_rollout_error_metrics",
     "compute_sampling_client_metrics",
     "compute_trajectory_metrics",
     "dataset_to_env_group_builders",

@@ -58,7 +58,7 @@ def test_each_cause_is_named(cause):
     assert found is not None
     assert found.cause == cause
     for part in parts:
-        assert part in found
+        assert part in found.text
 
 
 def test_a_batch_with_a_mixed_group_is_fine():
@@ -80,8 +80,8 @@ def test_a_high_kl_says_what_to_do():
     metrics = {"optim/kl_sample_train_v1": 0.02}
     found = diagnose_kl(metrics)
     assert found is not None
-    assert "kl_sample_train_v1 is 0.02, above 0.01" in found
-    assert "lower learning_rate or num_substeps" in found
+    assert "kl_sample_train_v1 is 0.02, above 0.01" in found.text
+    assert "lower learning_rate or num_substeps" in found.text
     found = diagnose_kl(metrics, max_steps_off_policy=8)
     assert found is not None
-    assert "lower max_steps_off_policy (now 8)" in found
+    assert "lower max_steps_off_policy (now 8)" in found.text

@@ -157,7 +157,7 @@ def test_an_answer_cut_off_that_no_one_takes_ends_the_episode(renderer, caplog):
     assert "terminate_on_length=False has no effect on Echo" in caplog.text
     told = diagnose([TrajectoryGroup([trajectory] * 2, [0.0] * 2, [{}] * 2)], max_tokens=3)
     assert told is not None
-    assert told.endswith(
+    assert told.text.endswith(
         " 0 of 2 answers reached Echo.step: the reward -0.1 is context_overflow_reward."
     )
     # Where malformed answers do not end the episode, this one does not either.

@@ -6,12 +6,11 @@ import pytest
 from trajectory_samples import action, episode, group, group_of_rewards, turn
 
 from tinker_cookbook.rl.metric_util import (
-    compute_rollout_error_metrics,
     compute_sampling_client_metrics,
     compute_trajectory_metrics,
     dataset_to_env_group_builders,
 )
-from tinker_cookbook.rl.report.trajectory_metrics import TrajectoryTotals
+from tinker_cookbook.rl.report.trajectory_metrics import TrajectoryTotals, error_metrics
 from tinker_cookbook.rl.types import RolloutError, StopReason
 
 
@@ -120,23 +119,14 @@ def test_age_of_the_weights_that_sampled():
 
 
 def test_rollout_errors_are_counted_by_type():
-    groups = [
-        group_of_rewards(
-            1, rollout_errors=[RolloutError("TimeoutError", "member 1: no answer after 60 s")]
-        ),
-        group_of_rewards(
-            1,
-            rollout_errors=[RolloutError("TimeoutError", ""), RolloutError("KeyError", "'answer'")],
-        ),
-        group_of_rewards(1),
-    ]
-    assert compute_rollout_error_metrics(groups, groups_skipped=2) == {
+    errors = [RolloutError(name, "why") for name in ("TimeoutError", "TimeoutError", "KeyError")]
+    assert error_metrics(errors, groups_skipped=2) == {
         "rollout_errors/TimeoutError": 2,
         "rollout_errors/KeyError": 1,
         "rollout_errors/total": 3,
         "rollout_errors/groups_skipped": 2,
     }
-    assert compute_rollout_error_metrics(groups[2:]) == {}
+    assert error_metrics([]) == {}
 
 
 def test_all_group_builders_of_a_dataset_in_order():

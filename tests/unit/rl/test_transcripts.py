@@ -17,7 +17,7 @@ import tinker
 from talk_samples import ASK, END, answers, encode, group_of, talk, tokenizer
 
 from tinker_cookbook.rl.advantages import compute_advantages
-from tinker_cookbook.rl.report.transcript_text import TokenText, plain
+from tinker_cookbook.rl.report.transcript_text import LoggedGroup, TokenText, plain
 from tinker_cookbook.rl.report.transcripts import TranscriptWriter, group_log, member_log
 from tinker_cookbook.rl.types import RolloutError, StopReason, Trajectory, Transition
 from tinker_cookbook.utils import logtree
@@ -71,9 +71,15 @@ class Page(HTMLParser):
 
 
 def write(path: Path, groups, tags=None, split="train", iteration=3, **options) -> Path:
-    extra = {name: options.pop(name) for name in ("advantages", "logs") if name in options}
+    given = zip(
+        groups,
+        tags or [[] for _ in groups],
+        options.pop("advantages", [None] * len(groups)),
+        options.pop("logs", [None] * len(groups)),
+        strict=True,
+    )
     with TranscriptWriter(path, tokenizer=options.pop("tokenizer", tokenizer()), **options) as w:
-        w.write(iteration, split, groups, tags or [[] for _ in groups], **extra)
+        w.write(iteration, split, [LoggedGroup(i, *one) for i, one in enumerate(given)])
     return path / f"iteration_{iteration:06d}"
 
 

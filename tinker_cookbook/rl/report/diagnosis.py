@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tinker_cookbook.rl.advantages import is_constant
 from tinker_cookbook.rl.envs.message_env import NOT_PASSED_LOG
@@ -21,17 +22,11 @@ GROUP_OF_ONE = (
 )
 
 
-class Diagnosis(str):
-    """A message. ``cause`` identifies the problem, while the numbers in the message change."""
+class Diagnosis(NamedTuple):
+    """A message; ``cause`` identifies the problem, while the numbers in the message change."""
 
     cause: str
-    __slots__ = ("cause",)
-
-    def __new__(cls, cause: str, text: str) -> Diagnosis:
-        """Returns a message with its cause."""
-        new = super().__new__(cls, text)
-        new.cause = cause
-        return new
+    text: str
 
 
 def diagnose(

@@ -34,9 +34,9 @@ __all__ = ["RLTestSetEvaluator"]
 class RLTestSetEvaluator(SamplingClientEvaluator):
     """Runs rollouts for every group of ``dataset`` once and returns their metrics.
 
-    The metrics are those of ``compute_trajectory_metrics`` and ``compute_rollout_error_metrics``
-    with the prefix ``NAME/``. ``NAME/env/all/reward/total`` is the main one: it starts at the
-    untrained model's value and should rise with ``env/all/reward/total`` of training; if it falls
+    The metrics are those of ``compute_trajectory_metrics`` and ``error_metrics`` with the prefix
+    ``NAME/``. ``NAME/env/all/reward/total`` is the main one: it starts at the untrained model's
+    value and should rise with ``env/all/reward/total`` of training; if it falls
     while that rises, the policy overfits the training problems.
 
     With a ``seed`` the metrics depend on the weights only, not on timing: group i is sampled with

@@ -22,6 +22,7 @@ from tinker_cookbook.rl.report.trajectory_metrics import (
     compute_trajectory_metrics,
     error_metrics,
 )
+from tinker_cookbook.rl.report.transcript_text import LoggedGroup
 from tinker_cookbook.rl.report.transcripts import TranscriptWriter
 from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
 from tinker_cookbook.rl.types import RLDataset, RolloutError
@@ -165,14 +166,17 @@ class Reporter:
             logger.warning("transcripts of step %d were not written: %s", step + 1, error)
 
     def _write_transcripts(self, step: int, groups: Sequence[RolloutGroup]) -> None:
-        self._writer.write(
-            step,
-            "train",
-            [one.group for one in groups],
-            [one.tags for one in groups],
-            [None if one.advantages is None else one.advantages.tolist() for one in groups],
-            [one.log for one in groups],
-        )
+        entries = [
+            LoggedGroup(
+                index,
+                one.group,
+                one.tags,
+                None if one.advantages is None else one.advantages.tolist(),
+                one.log,
+            )
+            for index, one in enumerate(groups)
+        ]
+        self._writer.write(step, "train", entries)
 
     def _measure(self, done: IterationReport) -> Metrics:
         groups = [one.group for one in done.collected.groups]
@@ -224,7 +228,7 @@ class Reporter:
             # A few groups may be solved by chance.
             enough = seen >= _MIN_GROUPS or one.cause not in ("all_good", "one_reward")
             if enough and (last is None or step - last >= _REPEAT_AFTER):
-                logger.warning("step %d: %s", step + 1, one)
+                logger.warning("step %d: %s", step + 1, one.text)
                 last = step
             self._diagnosed[one.cause] = seen, last
 
@@ -240,8 +244,9 @@ class _RecordedTestSet(SamplingClientEvaluator):
         evaluator = self._evaluator
         with at_place(RolloutPlace(str(self._writer.log_path), (evaluator.name, self.step))):
             metrics = await evaluator(sampling_client)
-        split, groups, tags = f"eval_{evaluator.name}", evaluator.last_groups, evaluator.last_tags
-        await asyncio.to_thread(self._writer.write, self.step, split, groups, tags)
+        kept = zip(evaluator.last_groups, evaluator.last_tags, strict=True)
+        entries = [LoggedGroup(index, *one) for index, one in enumerate(kept)]
+        await asyncio.to_thread(self._writer.write, self.step, f"eval_{evaluator.name}", entries)
         return metrics
 
 

@@ -12,14 +12,6 @@ from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.rl.advantages import is_constant
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, RolloutError, TrajectoryGroup
 
-__all__ = [
-    "GOOD_REWARD",
-    "TrajectoryTotals",
-    "compute_rollout_error_metrics",
-    "compute_sampling_client_metrics",
-    "compute_trajectory_metrics",
-]
-
 GOOD_REWARD = 0.5
 """A group of equal rewards counts as all good from this reward on, otherwise as all bad."""
 
@@ -90,21 +82,12 @@ def compute_sampling_client_metrics(
     return metrics
 
 
-def compute_rollout_error_metrics(
-    groups: Iterable[TrajectoryGroup], groups_skipped: int = 0
-) -> dict[str, float]:
+def error_metrics(errors: Iterable[RolloutError], groups_skipped: int = 0) -> dict[str, float]:
     """Returns how many rollouts failed, by the class of their exception; ``{}`` if none did.
 
-    Retried rollouts count. ``groups_skipped`` is the number of groups that the batch lacks because
-    too few of their rollouts succeeded.
+    ``groups_skipped`` is the number of groups that the batch lacks because too few of their
+    rollouts succeeded.
     """
-    return error_metrics(
-        (error for group in groups for error in group.rollout_errors), groups_skipped
-    )
-
-
-def error_metrics(errors: Iterable[RolloutError], groups_skipped: int = 0) -> dict[str, float]:
-    """Returns ``compute_rollout_error_metrics`` from the entries of ``rollout_errors``."""
     counts = Counter(error.error_type for error in errors)
     if not counts and not groups_skipped:
         return {}

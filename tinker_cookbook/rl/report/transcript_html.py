@@ -69,7 +69,7 @@ def _group_section(entry: LoggedGroup) -> Node:
     group, rewards = entry.group, entry.group.get_total_rewards()
     facts = f"mean reward {number(fmean(rewards or [0.0]))}"
     # The groups of an evaluation have no advantages; its page names the step.
-    if any(given is not None for given in entry.advantages):
+    if entry.advantages:
         if is_constant(rewards):
             facts += ", the same for every sample: nothing to learn from"
         facts += f" · sampled after {plural(group.sampling_client_step, 'update')}"
@@ -91,7 +91,8 @@ def _group_section(entry: LoggedGroup) -> Node:
 
 def _sample(entry: LoggedGroup, member: int, show_prompt: bool) -> Node:
     trajectory, text = entry.group.trajectories_G[member], entry.texts[member]
-    turns, advantage = trajectory.transitions, entry.advantages[member]
+    turns = trajectory.transitions
+    advantage = entry.advantages[member] if entry.advantages else None
     reward = trajectory.reward + entry.group.final_rewards_G[member]
     facts = [f"Sample {member}", f"reward {number(reward)}"]
     facts += [] if advantage is None else [f"advantage {number(advantage, sign=True)}"]

@@ -67,7 +67,7 @@ class LoggedGroup:
     index: int
     group: TrajectoryGroup
     tags: list[str]
-    advantages: list[float] | list[None]
+    advantages: list[float] | None = None
     log: Trace | None = None
     texts: list[EpisodeText] = field(default_factory=list)
 

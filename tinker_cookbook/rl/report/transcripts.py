@@ -16,11 +16,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from tinker_cookbook.exceptions import DataValidationError, TinkerCookbookError, TrainingError
+from tinker_cookbook.exceptions import TinkerCookbookError, TrainingError
 from tinker_cookbook.rl.report.episode_rows import episode_row, json_value
 from tinker_cookbook.rl.report.transcript_html import transcript_page
 from tinker_cookbook.rl.report.transcript_text import LoggedGroup, TokenText, plain, plural
-from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.run.jsonl import encode_row
 from tinker_cookbook.run.paths import local_path, write_atomically
 from tinker_cookbook.utils.logtree import (
@@ -88,53 +87,17 @@ class TranscriptWriter:
         # A single thread, so that steps are written in order.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="transcripts")
 
-    def write(
-        self,
-        iteration: int,
-        split: str,
-        groups: Sequence[TrajectoryGroup | None],
-        tags: Sequence[Sequence[str]],
-        advantages: Sequence[Sequence[float] | None] | None = None,
-        logs: Sequence[Trace | None] | None = None,
-    ) -> Future[None]:
+    def write(self, iteration: int, split: str, entries: Sequence[LoggedGroup]) -> Future[None]:
         """Queues a step's transcripts; it blocks only while two earlier steps are queued.
 
-        Args:
-            iteration: Number of updates before these groups are trained on.
-            split: ``"train"`` or ``"eval_LABEL"``.
-            groups: In the order of the batch; ``None`` for an unfinished one.
-            tags: ``logging_tags`` of each group's builder.
-            advantages: For each group one number per member, or ``None``.
-            logs: What each group's ``group_log`` collected.
-
-        Raises:
-            TrainingError: An earlier step's transcripts could not be written.
-            DataValidationError: The arguments differ in length.
+        ``iteration`` is the number of updates before these groups are trained on, ``split`` is
+        ``"train"`` or ``"eval_LABEL"``. Raises ``TrainingError`` if an earlier step's transcripts
+        could not be written.
         """
-        given = {"groups": groups, "tags": tags, "advantages": advantages, "logs": logs}
-        lengths = {name: len(values) for name, values in given.items() if values is not None}
-        if len(set(lengths.values())) > 1:
-            raise DataValidationError(
-                f"transcripts: got {lengths}, expected one entry for each group"
-            )
-        entries: list[LoggedGroup] = []
-        for index, group in enumerate(groups):
-            if group is None:
-                continue
-            size = len(group.trajectories_G)
-            own = None if advantages is None else advantages[index]
-            if own is not None and len(own) != size:
-                raise DataValidationError(
-                    f"transcripts: group {index} has {len(own)} advantages for {size} members, "
-                    "expected one each"
-                )
-            numbers = [None] * size if own is None else list(own)
-            log = None if logs is None else logs[index]
-            entries.append(LoggedGroup(index, group, list(tags[index]), numbers, log))
         # An error of an earlier step ends the run here.
         while self._pending and (self._pending[0].done() or len(self._pending) >= _MAX_PENDING):
             self._pending.popleft().result()
-        future = self._thread.submit(self._write, iteration, split, entries, len(groups))
+        future = self._thread.submit(self._write, iteration, split, entries)
         self._pending.append(future)
         return future
 
@@ -162,9 +125,7 @@ class TranscriptWriter:
             # The caller must see the error of the block.
             logger.warning("while handling %r: %s", error, second)
 
-    def _write(
-        self, iteration: int, split: str, entries: Sequence[LoggedGroup], num_groups: int
-    ) -> None:
+    def _write(self, iteration: int, split: str, entries: Sequence[LoggedGroup]) -> None:
         # Tokens are decoded here, in the writer's thread, so that training does not wait.
         text = TokenText(self.tokenizer)
         for entry in entries:
@@ -183,8 +144,6 @@ class TranscriptWriter:
             if self.num_groups_to_log > 0:
                 what = f"trained by update {iteration + 1}" if split == "train" else "not trained"
                 subtitle = f"{self.log_path.name} · {what} · {plural(len(entries), 'group')}"
-                if len(entries) < num_groups:
-                    subtitle += f" of {num_groups}, the others were not finished"
                 title = f"Iteration {iteration} · {split}"
                 page = transcript_page(title, subtitle, entries, self.num_groups_to_log)
                 page.path = local_path(f"{base}.html")
@@ -223,7 +182,7 @@ def _summary_row(entry: LoggedGroup, member: int, split: str, iteration: int) ->
             "action_text": plain(turn.answer),
         }
     return row | {
-        "advantage": entry.advantages[member],
+        "advantage": entry.advantages[member] if entry.advantages else None,
         "stop_reason": str(trajectory.stop_reason),
         "trajectory_logs": json_value(trajectory.logs),
         "final_text": plain(text.final),
