@@ -37,7 +37,6 @@ from tinker_cookbook.distillation.demonstrations import (
 )
 from tinker_cookbook.distillation.sdft_targets import (
     ReverseKL,
-    build_topk_distillation_datums,
     demonstrated_targets,
     reverse_kl_custom_loss,
 )
@@ -69,7 +68,6 @@ __all__ = [
     "SDFTBatchProvider",
     "SDFTSettings",
     "build_sdft_teacher_prompt",
-    "build_topk_distillation_datums",
     "main",
     "reverse_kl_custom_loss",
 ]

@@ -148,28 +148,6 @@ def _target_metrics(done: Sequence[tuple[SoftDatum, bool, int]]) -> dict[str, fl
     return metrics
 
 
-async def build_topk_distillation_datums(
-    data_D: list[tinker.Datum],
-    metadata_D: list[dict[str, int]],
-    teacher_client: SamplingClient,
-    teacher_prompts_P: list[tinker.ModelInput],
-    topk: int = 20,
-    max_context_length: int = 32768,
-    vocab_size: int | None = None,
-    skip_first_n_tokens: int = 3,
-) -> tuple[list[tinker.Datum], dict[str, float]]:
-    """Returns datums for ``cross_entropy`` with the teacher's top K as targets, and metrics.
-
-    ``metadata_D[i]["group_idx"]`` is the index of the teacher prompt of ``data_D[i]``. A position
-    without targets has weights 0.
-    """
-    prompts_D = [teacher_prompts_P[metadata["group_idx"]] for metadata in metadata_D]
-    soft_D, metrics = await demonstrated_targets(
-        data_D, prompts_D, teacher_client, topk, max_context_length, vocab_size, skip_first_n_tokens
-    )
-    return [soft.datum for soft in soft_D], {**metrics, "sdft/topk": float(topk)}
-
-
 def reverse_kl_custom_loss(
     data: list[tinker.Datum], logprobs_list: list[torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, float]]:

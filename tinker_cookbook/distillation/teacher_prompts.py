@@ -21,7 +21,6 @@ from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.rl.types import (
     Env,
     EnvGroupBuilder,
-    Metrics,
     Observation,
     Trajectory,
     Transition,
@@ -173,6 +172,7 @@ class TeacherGroupBuilder(EnvGroupBuilder):
         self, group: EnvGroupBuilder, dataset_index: int, view: TeacherView | None
     ) -> None:
         self.group, self.dataset_index, self.view = group, dataset_index, view
+        self.compute_group_rewards, self.cleanup = group.compute_group_rewards, group.cleanup
 
     async def make_envs(self) -> Sequence[Env]:
         """Creates the environments, with the teacher's prompt attached."""
@@ -183,16 +183,6 @@ class TeacherGroupBuilder(EnvGroupBuilder):
         """Creates one environment, with the teacher's prompt attached."""
         env = await self.group.make_env(index)
         return env if self.view is None else self.view.attach_to(env)
-
-    async def compute_group_rewards(
-        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
-    ) -> list[tuple[float, Metrics]]:
-        """Delegates to the group."""
-        return await self.group.compute_group_rewards(trajectory_group, env_group)
-
-    async def cleanup(self) -> None:
-        """Delegates to the group."""
-        await self.group.cleanup()
 
     def logging_tags(self) -> list[str]:
         """Returns the tag of the dataset, then the tags of the group."""

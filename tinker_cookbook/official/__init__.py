@@ -23,7 +23,10 @@ _PLACES = {
             resolve_renderer_name_from_checkpoint_or_default
             resolve_renderer_name_from_checkpoint_or_default_async""",
     },
-    "distillation.sdft": {"sdft": "build_reverse_kl_datums compute_sdft_advantages"},
+    "distillation.sdft": {
+        "sdft": """
+            build_reverse_kl_datums build_topk_distillation_datums compute_sdft_advantages""",
+    },
     "distillation.train_on_policy": {
         "distillation": """
             do_sync_training do_train_step_and_get_sampling_client incorporate_kl_penalty

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import builtins
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tinker_cookbook.eval.benchmarks.choices import (
@@ -82,23 +84,31 @@ class ExampleMessageEnv(MessageEnv):
         )
 
 
-class AIMEMessageEnv(ExampleMessageEnv):
-    """One problem of any year."""
+class MATH500MessageEnv(ExampleMessageEnv):
+    """One problem; ``expected`` is LaTeX."""
+
+    _benchmark: Callable[[], ExampleBenchmark] = MATH500BenchmarkBuilder
 
     def __init__(
         self,
         problem: str,
-        expected: int,
+        expected: Any,
         example_id: str = "",
         system_prompt: str | None = None,
     ) -> None:
-        super().__init__(
-            AIMEBenchmarkBuilder("2025", "aime_2025"), problem, expected, example_id, system_prompt
-        )
+        super().__init__(self._benchmark(), problem, expected, example_id, system_prompt)
+
+
+class AIMEMessageEnv(MATH500MessageEnv):
+    """One problem of any year; ``expected`` is an integer."""
+
+    _benchmark = partial(AIMEBenchmarkBuilder, "2025", "aime_2025")
 
 
 class CEvalMessageEnv(ExampleMessageEnv):
     """One question; ``prompt`` has the choices, and ``expected`` is a letter."""
+
+    _benchmark: Callable[[], ExampleBenchmark] = CEvalBenchmarkBuilder
 
     def __init__(
         self,
@@ -109,9 +119,7 @@ class CEvalMessageEnv(ExampleMessageEnv):
         system_prompt: str | None = None,
     ) -> None:
         given = prompt, expected, example_id, system_prompt
-        super().__init__(
-            CEvalBenchmarkBuilder(), *given, choices=list("ABCD"), group=subject or None
-        )
+        super().__init__(self._benchmark(), *given, choices=list("ABCD"), group=subject or None)
 
 
 class GPQAMessageEnv(ExampleMessageEnv):
@@ -172,19 +180,6 @@ class IFEvalMessageEnv(ExampleMessageEnv):
         super().__init__(IFEvalBenchmarkBuilder(), messages, expected, example_id)
 
 
-class MATH500MessageEnv(ExampleMessageEnv):
-    """One problem; ``expected`` is LaTeX."""
-
-    def __init__(
-        self,
-        problem: str,
-        expected: str,
-        example_id: str = "",
-        system_prompt: str | None = None,
-    ) -> None:
-        super().__init__(MATH500BenchmarkBuilder(), problem, expected, example_id, system_prompt)
-
-
 class MBPPMessageEnv(ExampleMessageEnv):
     """One problem, with its tests.
 
@@ -225,21 +220,10 @@ class MMLUProMessageEnv(ExampleMessageEnv):
         super().__init__(MMLUProBenchmarkBuilder(), *given, choices=list(valid_letters))
 
 
-class MMLUReduxMessageEnv(ExampleMessageEnv):
+class MMLUReduxMessageEnv(CEvalMessageEnv):
     """One question; ``prompt`` has the choices, and ``expected`` is a letter."""
 
-    def __init__(
-        self,
-        prompt: str,
-        expected: str,
-        subject: str = "",
-        example_id: str = "",
-        system_prompt: str | None = None,
-    ) -> None:
-        given = prompt, expected, example_id, system_prompt
-        super().__init__(
-            MMLUReduxBenchmarkBuilder(), *given, choices=list("ABCD"), group=subject or None
-        )
+    _benchmark = MMLUReduxBenchmarkBuilder
 
 
 class SuperGPQAMessageEnv(ExampleMessageEnv):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from typing import Any
 
 import numpy as np
 
@@ -10,12 +12,12 @@ from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.distillation.sdft_targets import (
     CONCURRENCY,
     TeacherText,
-    build_topk_distillation_datums,
+    demonstrated_targets,
 )
 from tinker_cookbook.utils.imports import tinker
 
 
-async def build_reverse_kl_datums(
+async def build_topk_distillation_datums(
     data_D: list[tinker.Datum],
     metadata_D: list[dict[str, int]],
     teacher_client: SamplingClient,
@@ -25,18 +27,25 @@ async def build_reverse_kl_datums(
     vocab_size: int | None = None,
     skip_first_n_tokens: int = 3,
 ) -> tuple[list[tinker.Datum], dict[str, float]]:
+    """Returns datums for ``cross_entropy`` with the teacher's top K as targets, and metrics.
+
+    ``metadata_D[i]["group_idx"]`` is the index of the teacher prompt of ``data_D[i]``. A position
+    without targets has weights 0.
+    """
+    prompts_D = [teacher_prompts_P[metadata["group_idx"]] for metadata in metadata_D]
+    soft_D, metrics = await demonstrated_targets(
+        data_D, prompts_D, teacher_client, topk, max_context_length, vocab_size, skip_first_n_tokens
+    )
+    return [soft.datum for soft in soft_D], {**metrics, "sdft/topk": float(topk)}
+
+
+@functools.wraps(build_topk_distillation_datums)
+async def build_reverse_kl_datums(
+    *args: Any, **kwargs: Any
+) -> tuple[list[tinker.Datum], dict[str, float]]:
     """Returns the same data for :func:`reverse_kl_custom_loss`, and one more metric:
     ``sdft/total_completion_positions``, the number of trained positions."""
-    data, metrics = await build_topk_distillation_datums(
-        data_D,
-        metadata_D,
-        teacher_client,
-        teacher_prompts_P,
-        topk,
-        max_context_length,
-        vocab_size,
-        skip_first_n_tokens,
-    )
+    data, metrics = await build_topk_distillation_datums(*args, **kwargs)
     metrics["sdft/total_completion_positions"] = metrics["sdft/total_completion_tokens"]
     return data, metrics
 

@@ -17,7 +17,6 @@ from tinker_cookbook.exceptions import (
 )
 from tinker_cookbook.judges.labels import LabelRenderer
 from tinker_cookbook.renderers import Message, Renderer, ToolSpec, get_text_content
-from tinker_cookbook.supervised.common import tokens_of
 from tinker_cookbook.supervised.conversation_row import data_error, with_tools
 from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -112,13 +111,6 @@ class ComparisonRenderer(ABC):
         self, labeled_comparison: LabeledComparison
     ) -> tuple[tinker.ModelInput, torch.Tensor]:
         """Returns T tokens of prompt and label, and weights [T] that are 0 on the prompt."""
-
-    def to_tokens_weights(
-        self, labeled_comparison: LabeledComparison
-    ) -> tuple[list[int], list[float]]:
-        """Returns ``to_model_input_weights`` as lists."""
-        model_input, weights = self.to_model_input_weights(labeled_comparison)
-        return tokens_of(model_input).tolist(), weights.tolist()
 
     @property
     @abstractmethod

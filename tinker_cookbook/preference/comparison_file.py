@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ EXPECTED = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
 _QUESTIONS = ("instruction", "question", "problem", "query")
 _PROMPT_KEYS = ("prompt", "prompt_conversation", "conversations", "messages", *_QUESTIONS)
 _SIDES = ("chosen", "rejected")
-_LABELED = ("prompt_conversation", "completion_A", "completion_B")
+_COMPLETIONS = ("completion_A", "completion_B")
 
 
 def read_comparison_rows(path: str | Path) -> PlacedRows:
@@ -84,19 +85,34 @@ def comparison_of_row(
     unread = UnreadKeys() if unread is None else unread
     columns = UnreadKeys() if columns is None else columns
     try:
-        # Check the official package's format first: it has its own keys.
-        return _labeled(row, unread) if "comparison" in row else _pair(row, unread, columns)
+        if "comparison" not in row:
+            return _pair(row, unread, columns)
+        # The format of the official package is a pair with other keys, and a label.
+        comparison = row["comparison"]
+        if not isinstance(comparison, Mapping):
+            raise DataFormatError(
+                f"comparison: got {type(comparison).__name__}, expected an object with "
+                "prompt_conversation, completion_A and completion_B"
+            )
+        others = {key: row[key] for key in row.keys() - {"comparison", "label"}}
+        if twice := others.keys() & comparison.keys():
+            raise DataFormatError(f"{min(twice)}: got it twice, also in comparison; leave one out")
+        pair = _pair({**others, **comparison}, unread, columns, _COMPLETIONS)
+        return None if pair is None else replace(pair, label=row.get("label"))
     except RendererError as error:
         raise DataFormatError(str(error)) from error
 
 
 def _pair(
-    row: Mapping[str, Any], unread: UnreadKeys, columns: UnreadKeys
+    row: Mapping[str, Any],
+    unread: UnreadKeys,
+    columns: UnreadKeys,
+    names: tuple[str, str] = _SIDES,
 ) -> LabeledComparison | None:
     prompt_key = next((key for key in _PROMPT_KEYS if row.get(key) is not None), None)
     inputs = prompt_key in _QUESTIONS
     context = CONTEXT if prompt_key is not None else CONTEXT[:-1]
-    known = (*_SIDES, *_PROMPT_KEYS, *context, *TOOLS, *IMAGE_COLUMNS, *(INPUTS if inputs else ()))
+    known = (*names, *_PROMPT_KEYS, *context, *TOOLS, *IMAGE_COLUMNS, *(INPUTS if inputs else ()))
     check_columns(row, known)
     for key in REASONING_KEYS:
         if row.get(key):
@@ -105,24 +121,23 @@ def _pair(
                 "that it precedes"
             )
     columns.update(name for name in row.keys() - set(known) if row[name] is not None)
-    for key in _SIDES:
+    for key in names:
         if row.get(key) is None:
             got = ", ".join(map(repr, row)) or "none"
-            raise DataFormatError(f"got the keys {got}, expected {key!r} as in {EXPECTED}")
-    sides = [from_json(row[key]) for key in _SIDES]
+            example = f" as in {EXPECTED}" if names == _SIDES else ""
+            raise DataFormatError(f"got the keys {got}, expected {key!r}{example}")
+    sides = [from_json(row[key]) for key in names]
     # Two texts without a prompt are dialogues in the format of HH.
     if prompt_key is None and all(isinstance(side, str) for side in sides):
-        parts = [parse_turns(text, key) for text, key in zip(sides, _SIDES, strict=True)]
+        parts = [parse_turns(text, key) for text, key in zip(sides, names, strict=True)]
     else:
-        parts = [turn(side, "assistant", key) for side, key in zip(sides, _SIDES, strict=True)]
+        parts = [turn(side, "assistant", key) for side, key in zip(sides, names, strict=True)]
     prompt = [] if prompt_key is None else read_question(row, prompt_key, inputs)
     tools = tools_of_row(row, *map(take_tools, (prompt, *parts)))
     # The images belong to the prompt, and to an answer that repeats it.
     prompt = with_media(row, prompt) if prompt else []
     parts = [with_media(row, part) if _has_prompt(part) else part for part in parts]
-    chosen, rejected = (
-        _checked(part, key, unread) for part, key in zip(parts, _SIDES, strict=True)
-    )
+    chosen, rejected = (_checked(part, key, unread) for part, key in zip(parts, names, strict=True))
     if prompt_key is None:
         split = _without_prompt(chosen, rejected)
         if split is None:
@@ -135,35 +150,6 @@ def _pair(
     return LabeledComparison(_complete(Comparison(asked, chosen, rejected, tools)), "A")
 
 
-def _labeled(row: Mapping[str, Any], unread: UnreadKeys) -> LabeledComparison:
-    """Parses the first format, that of the official package."""
-    comparison = row["comparison"]
-    if not isinstance(comparison, Mapping):
-        raise DataFormatError(
-            f"comparison: got {type(comparison).__name__}, expected an object with "
-            "prompt_conversation, completion_A and completion_B"
-        )
-    check_columns(row, ("comparison", *TOOLS))
-    check_columns(comparison, (*_LABELED, *TOOLS))
-    parts: list[list[Any]] = []
-    for key in _LABELED:
-        if comparison.get(key) is None:
-            raise DataFormatError(
-                f"comparison: got the keys {', '.join(map(repr, comparison)) or 'none'}, "
-                f"expected {key!r}"
-            )
-        role = "user" if key == "prompt_conversation" else "assistant"
-        parts.append(turn(comparison[key], role, f"comparison.{key}"))
-    tools = tools_of_row(row, *(comparison.get(name) for name in TOOLS), *map(take_tools, parts))
-    parts[0] = with_media({**comparison, **row}, parts[0])
-    prompt, first, second = (
-        _checked(part, f"comparison.{key}", unread)
-        for part, key in zip(parts, _LABELED, strict=True)
-    )
-    label: Any = row.get("label")
-    return LabeledComparison(_complete(Comparison(prompt, first, second, tools)), label)
-
-
 def _checked(messages: list[Any], place: str, unread: UnreadKeys) -> list[Message]:
     """Returns normalised messages; raises RendererError that starts with ``place``."""
     try:
@@ -171,7 +157,7 @@ def _checked(messages: list[Any], place: str, unread: UnreadKeys) -> list[Messag
     except RendererError as error:
         raise RendererError(f"{place}: {error}") from error
     for i, message in enumerate(normal):
-        if message.get("trainable") is False and place.endswith((*_SIDES, *_LABELED[1:])):
+        if message.get("trainable") is False and place in (*_SIDES, *_COMPLETIONS):
             raise RendererError(
                 f"{place}: messages[{i}]: got trainable: false, but all assistant messages of an "
                 "answer are trained; expected it in the prompt"

@@ -29,6 +29,11 @@ FORMATS = [
 FORMAT_IDS = [name for name, _ in FORMATS]
 
 
+def tokens_weights(renderer, example):
+    model_input, weights = renderer.to_model_input_weights(example)
+    return model_input.to_ints(), weights.tolist()
+
+
 @pytest.mark.parametrize(("name", "family"), FORMATS, ids=FORMAT_IDS)
 def test_examples_are_the_prompt_and_the_label(make_renderer, name, family):
     renderer = ComparisonRendererFromChatRenderer(make_renderer(name, family))
@@ -36,7 +41,7 @@ def test_examples_are_the_prompt_and_the_label(make_renderer, name, family):
     before = renderer.build_label_prompt(comparison()).to_ints()
     assert before[: len(prompt)] == prompt
     for label in LABELS:
-        tokens, weights = renderer.to_tokens_weights(labeled(label))
+        tokens, weights = tokens_weights(renderer, labeled(label))
         assert tokens == [*before, renderer.label_tokens[label]]
         assert len(weights) == len(tokens)
         assert not any(weights[: len(prompt)])
