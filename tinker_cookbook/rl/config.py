@@ -43,16 +43,14 @@ from tinker_cookbook.utils.terminal import get_console
 
 B = TypeVar("B", bound=RLDatasetBuilder)
 
-_SHORT_KEYS = (
-    "kl_reference_model",
-    "kl_reference_path",
-    "max_steps_off_policy",
-    "stale_groups",
-    "num_minibatches",
-    "rollout_max_retries",
-    "groups_per_batch",
-    "group_size",
-)
+# Short keys: the nested config whose setting each is, and the key that it needs.
+_SHORT_KEYS = {
+    "kl_reference_model": ("kl_reference_config", "kl_penalty_coef"),
+    "kl_reference_path": ("kl_reference_config", "kl_penalty_coef"),
+    "max_steps_off_policy": ("async_config", "groups_per_batch"),
+    "stale_groups": ("async_config", "max_steps_off_policy"),
+    "num_minibatches": ("stream_minibatch_config", "groups_per_batch"),
+}
 
 
 @chz.chz
@@ -66,15 +64,6 @@ class KLReferenceConfig:
 
 
 STALE_GROUPS = ("discard", "train")
-
-
-def check_stale_groups(name: str, value: str | None) -> None:
-    """Raises ``ConfigurationError`` unless ``value`` is one of ``STALE_GROUPS`` or None."""
-    if value is not None and value not in STALE_GROUPS:
-        raise ConfigurationError(
-            f"{name}: got {value!r}, expected one of {', '.join(STALE_GROUPS)}"
-            f"{nearest(value, STALE_GROUPS)}"
-        )
 
 
 @chz.chz
@@ -104,7 +93,11 @@ class AsyncConfig:
 
     @chz.validate
     def _validate(self) -> None:
-        check_stale_groups("async_config.stale_groups", self.stale_groups)
+        if self.stale_groups not in (None, *STALE_GROUPS):
+            raise ConfigurationError(
+                f"async_config.stale_groups: got {self.stale_groups!r}, expected one of "
+                f"{', '.join(STALE_GROUPS)}{nearest(self.stale_groups, STALE_GROUPS)}"
+            )
         if self.max_steps_off_policy < 0 or self.groups_per_batch < 1:
             raise ConfigurationError(
                 f"async_config: got max_steps_off_policy={self.max_steps_off_policy} and "
@@ -293,6 +286,7 @@ class Config(TrainingConfig):
 
     def _derived(self) -> dict[str, Any]:
         self._check_group()
+        self._check_short_keys()
         asynchronous, stream = self._asynchronous(), self._stream()
         normalization = self.loss_normalization
         if normalization == "auto":
@@ -302,7 +296,8 @@ class Config(TrainingConfig):
         tolerance = self.rollout_error_tolerance
         if self.rollout_max_retries is not None:
             tolerance = RetryOnFailure(max_retries=self.rollout_max_retries)
-        return dict.fromkeys(_SHORT_KEYS) | {
+        others = ("rollout_max_retries", "groups_per_batch", "group_size")
+        return dict.fromkeys((*_SHORT_KEYS, *others)) | {
             "loss_fn": self.loss_fn,
             "loss_normalization": normalization,
             "async_config": asynchronous,
@@ -328,58 +323,46 @@ class Config(TrainingConfig):
             "mean of its group, which is 0 in a group of one, so nothing would be learned"
         )
 
-    def _groups_for(self, short: str, nested: str) -> int:
-        """Returns the groups of a batch for a short key of a nested config."""
-        given, config = getattr(self, short), getattr(self, nested)
-        if config is not None:
-            raise ConfigurationError(
-                f"{short}={given} and {nested}.{short}={getattr(config, short)} set the same; "
-                "leave one out"
-            )
-        if self.groups_per_batch is None:
-            raise ConfigurationError(
-                f"{short}={given}: groups_per_batch, the groups of an update, is missing"
-            )
-        return self.groups_per_batch
+    def _check_short_keys(self) -> None:
+        for short, (nested, needed) in _SHORT_KEYS.items():
+            value = getattr(self, short)
+            if value is None:
+                continue
+            if getattr(self, nested) is not None:
+                raise ConfigurationError(
+                    f"{short}={value} and {nested} set the same; leave one out"
+                )
+            # A coefficient of 0 is none.
+            if getattr(self, needed) is None or (
+                not self.kl_penalty_coef and needed == "kl_penalty_coef"
+            ):
+                raise ConfigurationError(
+                    f"{short}={value} without {needed}, which it belongs to; set {needed}, or "
+                    f"leave {short} out"
+                )
 
     def _asynchronous(self) -> AsyncConfig | None:
-        if self.max_steps_off_policy is not None:
-            given = getattr(self, "X_loss_fn")  # noqa: B009 - the value before the munger
-            return AsyncConfig(
-                max_steps_off_policy=self.max_steps_off_policy,
-                groups_per_batch=self._groups_for("max_steps_off_policy", "async_config"),
-                loss_fn="stable_reinforce" if given == "auto" else given,
-                stale_groups=self.stale_groups,
-            )
-        if self.stale_groups is not None:
-            raise ConfigurationError(
-                f"stale_groups={self.stale_groups} without max_steps_off_policy, the bound of a "
-                "group's age in an asynchronous run; set max_steps_off_policy, or leave "
-                "stale_groups out"
-            )
-        return self.async_config
+        if self.max_steps_off_policy is None or self.groups_per_batch is None:
+            return self.async_config
+        given = getattr(self, "X_loss_fn")  # noqa: B009 - the value before the munger
+        return AsyncConfig(
+            max_steps_off_policy=self.max_steps_off_policy,
+            groups_per_batch=self.groups_per_batch,
+            loss_fn="stable_reinforce" if given == "auto" else given,
+            stale_groups=self.stale_groups,
+        )
 
     def _stream(self) -> StreamMinibatchConfig | None:
-        if self.num_minibatches is None:
+        if self.num_minibatches is None or self.groups_per_batch is None:
             return self.stream_minibatch_config
-        groups = self._groups_for("num_minibatches", "stream_minibatch_config")
-        return StreamMinibatchConfig(groups_per_batch=groups, num_minibatches=self.num_minibatches)
+        return StreamMinibatchConfig(
+            groups_per_batch=self.groups_per_batch, num_minibatches=self.num_minibatches
+        )
 
     def _reference(self) -> KLReferenceConfig | None:
-        given = [n for n in ("kl_reference_model", "kl_reference_path") if getattr(self, n)]
-        for name in given:
-            if not self.kl_penalty_coef:
-                raise ConfigurationError(
-                    f"{name}={getattr(self, name)} without kl_penalty_coef; expected a coefficient "
-                    "above 0, since only the penalty uses the reference"
-                )
-            if self.kl_reference_config is not None:
-                raise ConfigurationError(
-                    f"{name}={getattr(self, name)} and kl_reference_config set the same; leave one "
-                    "out"
-                )
         if not self.kl_penalty_coef or self.kl_reference_config is not None:
             return self.kl_reference_config
+        given = self.kl_reference_model or self.kl_reference_path
         if not given and not self.is_recipe():
             raise ConfigurationError(
                 f"kl_penalty_coef={self.kl_penalty_coef:g} without kl_reference_config: expected "

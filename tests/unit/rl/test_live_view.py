@@ -110,7 +110,7 @@ def test_a_transcript_shows_the_best_and_the_worst():
         talk((f"{ASK}sys\nWhat is 6*7?", f"42{END}", 1.0), (f"{ASK}sure?", f"yes{END}", 0.5)),
         sampling_client_step=7,
     )
-    assert progress.show_transcript(group, tokenizer())
+    assert progress.show_transcript([group], tokenizer())
     assert out.getvalue().splitlines() == [
         "rl: 2 samples after 7 updates, mean reward 0.750",
         f"  | {ASK}sys",
@@ -127,7 +127,7 @@ def test_long_and_nasty_text_is_cut_and_harmless(terminal):
     progress, out, _ = make(terminal=terminal)
     answer = "\x1b[2J[bold]" + "x" * 5000 + END
     prompt = "system " * 300 + "What is it?"
-    progress.show_transcript(group_of(talk((prompt, answer, 0.0))), tokenizer())
+    progress.show_transcript([group_of(talk((prompt, answer, 0.0)))], tokenizer())
     text = out.getvalue()
     assert len(text) < 3000
     assert "␛[2J[bold]" in text

@@ -200,10 +200,6 @@ class EnvFromMessageEnv(Env):
         """Stores the rollout's settings for malformed answers, tool calls and grading."""
         self._config = config
         self.message_env.begin_rollout(config)
-        if (calls := config.limits.max_tool_calls) is not None:
-            self.set_max_tool_calls(calls)
-        if config.parse_errors is not None:
-            self.set_parse_error_policy(config.parse_errors)
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
         """Sets the limit on tool calls, here or in a message environment that enforces it."""

@@ -12,9 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Protocol
 
-from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
+from tinker_cookbook.backends import Future, TrainingClient
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.advantages import indices_of_varying_groups, normalized_advantages
 from tinker_cookbook.rl.config import Config
@@ -40,7 +39,7 @@ from tinker_cookbook.rl.metrics import (
     kl_sample_train_by_depth,
     post_kl_metrics,
 )
-from tinker_cookbook.rl.report.train_report import IterationReport, ReportedSession, Reporter
+from tinker_cookbook.rl.report.train_report import IterationReport, LoopSession, Reporter
 from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.imports import tinker
@@ -49,29 +48,6 @@ from tinker_cookbook.utils.trace import scope_span
 
 _EMPTY_ITERATIONS = 3
 """Iterations in a row without a turn after which a run ends."""
-
-
-class LoopSession(ReportedSession, Protocol):
-    """The part of a run's session that the loop uses."""
-
-    client: TrainingClient
-    stopped: bool
-
-    async def sampling_client(self, *, record_stability_info: bool = False) -> SamplingClient:
-        """Returns a client of the current weights."""
-        ...
-
-    async def finish_step(
-        self,
-        step: int,
-        metrics: Metrics,
-        *,
-        epoch: int,
-        counters: dict[str, int],
-        before_save: Callable[[], None] | None = None,
-    ) -> None:
-        """Writes the row of an update, and saves and evaluates what is due after it."""
-        ...
 
 
 class Loop:

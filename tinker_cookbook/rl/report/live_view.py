@@ -31,8 +31,6 @@ from tinker_cookbook.utils.terminal import Pace, ProgressDisplay
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["RLProgress"]
-
 REWARD = "env/all/reward/total"
 TEACHER_KL = "teacher_kl"
 TOTAL_TIME = "time/total"
@@ -110,24 +108,17 @@ class RLProgress:
         details = [*self._facts(), self._time_split()]
         self._display.update(step, "  ".join(parts), "  ".join(filter(None, details)))
 
-    def show_transcript(
-        self,
-        group: TrajectoryGroup | Sequence[TrajectoryGroup],
-        tokenizer: Any,
-        force: bool = False,
-    ) -> bool:
-        """Prints the best episode of a group, and the worst if its reward is lower.
+    def show_transcript(self, groups: Sequence[TrajectoryGroup], tokenizer: Any) -> bool:
+        """Prints the best and the worst episode of the first group with different rewards.
 
-        Of several groups, the first with different rewards is used. Unless ``force`` is set,
-        nothing is printed soon after the last transcript. Returns whether something was printed.
+        Nothing is printed soon after the last transcript. Returns whether something was printed.
         """
         now = self._clock()
         recent = self._shown_at is not None and now - self._shown_at < self._transcript_interval
-        groups = [group] if isinstance(group, TrajectoryGroup) else group
         # A group with different rewards shows what is learned.
         mixed = [one for one in groups if not is_constant(one.get_total_rewards())]
         chosen = next(iter([*mixed, *groups]), None)
-        if (recent and not force) or chosen is None or not chosen.trajectories_G:
+        if recent or chosen is None or not chosen.trajectories_G:
             return False
         self._shown_at = now
         title, body = _transcript(chosen, TokenText(tokenizer))

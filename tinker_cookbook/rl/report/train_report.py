@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from tinker_cookbook.backends import SamplingClient
+from tinker_cookbook.backends import SamplingClient, TrainingClient
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import TrainingError
 from tinker_cookbook.model_info import resolve_max_length
@@ -56,14 +56,20 @@ class IterationReport:
     """Time for which an environment blocked the event loop."""
 
 
-class ReportedSession(Protocol):
-    """The part of a run's session that the reporter uses."""
+class LoopSession(Protocol):
+    """The part of a run's session that the loop and its reporter use."""
 
+    client: TrainingClient
+    stopped: bool
     start_step: int
     total_steps: int
 
     def restored(self, key: str, default: int) -> int:
         """Returns a counter from the run's checkpoint."""
+        ...
+
+    async def sampling_client(self, *, record_stability_info: bool = False) -> SamplingClient:
+        """Returns a client of the current weights."""
         ...
 
     async def evaluate(self, step: int) -> Metrics:
@@ -74,6 +80,18 @@ class ReportedSession(Protocol):
         """Appends a row to the log."""
         ...
 
+    async def finish_step(
+        self,
+        step: int,
+        metrics: Metrics,
+        *,
+        epoch: int,
+        counters: dict[str, int],
+        before_save: Callable[[], None] | None = None,
+    ) -> None:
+        """Writes the row of an update, and saves and evaluates what is due after it."""
+        ...
+
 
 class Reporter:
     """Measures, shows and logs the iterations of a run inside a ``with`` block."""
@@ -81,7 +99,7 @@ class Reporter:
     def __init__(
         self,
         config: Config,
-        session: ReportedSession,
+        session: LoopSession,
         progress: RLProgress,
         tokenizer: Any,
     ) -> None:
