@@ -26,7 +26,7 @@ from tinker_cookbook.distillation.datasets import (
     PromptOnlyDatasetBuilder,
     TeacherConfig,
 )
-from tinker_cookbook.distillation.demonstrations import DemonstrationBuilder
+from tinker_cookbook.distillation.sdft_data import DemonstrationBuilder
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons

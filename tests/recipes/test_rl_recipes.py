@@ -18,10 +18,10 @@ from recipes import rl_basic, rl_loop
 from recipes.math_rl import train as math_rl
 from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
 from recipes.math_rl.datasets import MathDatasetBuilder
+from recipes.math_rl.reasoning_gym_env import ReasoningGymDatasetBuilder
 from recipes.multiplayer_rl.guess_number import train as guess_number
 from recipes.multiplayer_rl.twenty_questions import train as twenty_questions
 from tinker_cookbook.exceptions import ConfigurationError, DataError
-from recipes.math_rl.reasoning_gym_env import ReasoningGymDatasetBuilder
 from tinker_cookbook.rl.rollouts.strategy import RetryOnFailure
 from tinker_cookbook.run.config import load_config
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments

@@ -51,17 +51,6 @@ from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
 from tinker_cookbook.training.config import TrainingConfig, at_least, number
 from tinker_cookbook.training.session import TrainingSession
 
-__all__ = [
-    "CompositeDataset",
-    "DistillationDatasetConfig",
-    "PromptOnlyDataset",
-    "PromptOnlyDatasetBuilder",
-    "PromptOnlyEnv",
-    "TeacherConfig",
-    "load_deepmath_prompts",
-    "load_tulu3_prompts",
-]
-
 logger = logging.getLogger(__name__)
 
 ANSWER = "{answer}"

@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
-from tinker_cookbook.distillation.teacher_prompts import AnswerEndings, dataset_index
+from tinker_cookbook.distillation.on_policy_prompts import AnswerEndings, dataset_index
 from tinker_cookbook.distillation.topk_distributions import PROBABILITY_ROUNDING, score_with_topk
 from tinker_cookbook.exceptions import TinkerCookbookError, TrainingError
 from tinker_cookbook.rl.config import Config

@@ -9,7 +9,7 @@ question, answers it, and is trained towards the teacher's distribution at each 
 answer (Shenfeld et al. 2026, arXiv 2601.19897). The student learns the content of the
 demonstrations in its own words, and forgets less than with fine-tuning on them.
 
-SDFT is an objective of ``supervised.batch_loop``. ``demonstrations`` has the questions and answers,
+SDFT is an objective of ``supervised.batch_loop``. ``sdft_data`` has the questions and answers,
 ``sdft_targets`` the teacher's targets.
 """
 
@@ -24,7 +24,7 @@ from tinker_cookbook import model_info
 from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
 from tinker_cookbook.checkpoint_utils import load_checkpoints_file
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
-from tinker_cookbook.distillation.demonstrations import (
+from tinker_cookbook.distillation.sdft_data import (
     DEFAULT_DEMO_TEMPLATE,
     DemonstrationBuilder,
     DemonstrationTexts,

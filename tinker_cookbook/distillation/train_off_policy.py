@@ -56,8 +56,6 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.vocabulary import check_same_vocabulary
 
-__all__ = ["Config", "DatasetWithTeacher", "MixtureBuilder", "main"]
-
 
 def shares(weights: Sequence[float], batch_size: int) -> list[int]:
     """Splits ``batch_size`` among datasets by weight, at least one example each."""

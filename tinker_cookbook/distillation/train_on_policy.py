@@ -25,15 +25,15 @@ from tinker_cookbook.distillation.datasets import (
     DistillationDatasetConfig,
     open_teacher,
 )
+from tinker_cookbook.distillation.on_policy_prompts import (
+    AnswerEndings,
+    TeacherGroupBuilder,
+    TeacherView,
+)
 from tinker_cookbook.distillation.on_policy_teachers import (
     Teacher,
     TeacherSignal,
     TopKSignal,
-)
-from tinker_cookbook.distillation.teacher_prompts import (
-    AnswerEndings,
-    TeacherGroupBuilder,
-    TeacherView,
 )
 from tinker_cookbook.distillation.topk_distributions import check_top_k
 from tinker_cookbook.exceptions import ConfigurationError
@@ -48,8 +48,6 @@ from tinker_cookbook.training.session import TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import official_names
 from tinker_cookbook.vocabulary import check_same_vocabulary
-
-__all__ = ["Config", "main"]
 
 __getattr__ = official_names(__name__)
 
@@ -129,7 +127,7 @@ class Config(train.Config):
         if self.remove_constant_reward_groups:
             raise ConfigurationError(
                 "remove_constant_reward_groups: got True, which would remove groups that the "
-                "the teachers need for training; expected False"
+                "teachers need for training; expected False"
             )
         if self.center_teacher_kl and self.stream_minibatch_config is not None:
             raise ConfigurationError(

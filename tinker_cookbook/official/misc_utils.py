@@ -13,24 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tinker_cookbook import __version__
-from tinker_cookbook.utils.imports import lookup_func
-
-__all__ = [
-    "all_same",
-    "concat_lists",
-    "default_cookbook_session_name",
-    "dict_mean",
-    "iteration_dir",
-    "lookup_func",
-    "not_none",
-    "read_jsonl",
-    "recipe_user_metadata",
-    "resolve_session_display_name",
-    "safezip",
-    "slugify",
-    "split_list",
-    "timed",
-]
+from tinker_cookbook.utils.imports import lookup_func as lookup_func
 
 logger = logging.getLogger(__name__)
 

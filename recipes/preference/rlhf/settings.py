@@ -12,7 +12,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
 from tinker_cookbook.recipes.preference.datasets import get_comparison_builder
 from tinker_cookbook.recipes.start import DEMO_MODEL
-from tinker_cookbook.rl.envs.tournament import TournamentPattern
+from tinker_cookbook.rl.envs.preference_envs import TournamentPattern
 from tinker_cookbook.run.paths import CONFIG_FILE
 from tinker_cookbook.training.config import TrainingConfig
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from recipes.math_rl.arithmetic_env import ArithmeticEnv
 from tinker_cookbook.distillation import sdft
-from tinker_cookbook.distillation.demonstrations import Demonstration, check_demo_template
+from tinker_cookbook.distillation.sdft_data import Demonstration, check_demo_template
 from tinker_cookbook.distillation.sdft_targets import ReverseKL, answer_datum
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import get_renderer

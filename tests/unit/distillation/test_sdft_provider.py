@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tinker
 
-from tinker_cookbook.distillation.demonstrations import (
+from tinker_cookbook.distillation.sdft_data import (
     ProvidedEnvironments,
     ProvidedTexts,
     SDFTBatchProvider,

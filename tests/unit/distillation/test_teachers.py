@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.backends import connect
 from tinker_cookbook.completers import TokensWithLogprobs
-from tinker_cookbook.distillation.on_policy_teachers import Teacher, TeacherSignal, add_reverse_kl
-from tinker_cookbook.distillation.teacher_prompts import (
+from tinker_cookbook.distillation.on_policy_prompts import (
     AnswerEndings,
     TeacherGroupBuilder,
     TeacherView,

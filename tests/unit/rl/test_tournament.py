@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.rl.envs.preference_envs import TournamentPattern, get_pairs, get_pairs_chunked
-from tinker_cookbook.rl.envs.tournament import mean_wins_minus_losses
+from tinker_cookbook.rl.envs.preference_envs import (
+    TournamentPattern,
+    get_pairs,
+    get_pairs_chunked,
+    mean_wins_minus_losses,
+)
 
 BOTH_WAYS, ONE_WAY = TournamentPattern
 

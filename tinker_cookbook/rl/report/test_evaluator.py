@@ -28,8 +28,6 @@ from tinker_cookbook.rl.rollouts.strategy import FailFast, RolloutStrategy, skip
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RolloutError, TrajectoryGroup
 from tinker_cookbook.utils.activity import activity
 
-__all__ = ["RLTestSetEvaluator"]
-
 
 class RLTestSetEvaluator(SamplingClientEvaluator):
     """Runs rollouts for every group of ``dataset`` once and returns their metrics.

@@ -34,8 +34,6 @@ from tinker_cookbook.utils.logtree.log import Scope
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["TranscriptWriter", "group_log", "iteration_dir", "member_log"]
-
 logger = logging.getLogger(__name__)
 
 # At most this many steps wait, so that their episodes do not fill the memory.
