@@ -18,7 +18,7 @@ from talk_samples import ASK, END, answers, encode, group_of, talk, tokenizer
 
 from tinker_cookbook.rl.advantages import compute_advantages
 from tinker_cookbook.rl.report.transcript_text import LoggedGroup, TokenText, plain
-from tinker_cookbook.rl.report.transcripts import TranscriptWriter, group_log, member_log
+from tinker_cookbook.rl.report.transcripts import TranscriptWriter, group_log
 from tinker_cookbook.rl.types import RolloutError, StopReason, Trajectory, Transition
 from tinker_cookbook.utils import logtree
 
@@ -200,7 +200,7 @@ def test_the_page_shows_groups_samples_and_turns(tmp_path: Path):
 
 def test_what_environments_log_is_with_their_sample(tmp_path: Path):
     async def member(index: int) -> None:
-        with member_log(index), logtree.scope_header(f"grading {index}"):
+        with logtree.scope_div(data__member=index), logtree.scope_header(f"grading {index}"):
             await asyncio.sleep(0)
             logtree.log_text(f"said by {index}")
 

@@ -151,7 +151,7 @@ def _log_of(trace: Trace | None, member: int | None) -> list[Child]:
     """Returns what was logged in the scope of one member, or outside of all such scopes."""
     found: list[Child] = []
     for child in [] if trace is None else list(trace.root.children):
-        # member_log marks the scope of a member by this attribute.
+        # ``MemberStrategy`` marks the scope of a member by this attribute.
         scope = child.attrs.get("data-member") if isinstance(child, Node) else None
         # A member that logged nothing has an empty scope.
         is_empty_scope = scope is not None and isinstance(child, Node) and not child.children

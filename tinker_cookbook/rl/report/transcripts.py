@@ -26,10 +26,8 @@ from tinker_cookbook.utils.logtree import (
     Trace,
     init_trace,
     scope_disable,
-    scope_div,
     write_trace_json,
 )
-from tinker_cookbook.utils.logtree.log import Scope
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,11 +49,6 @@ def group_log(enabled: bool = True) -> Iterator[Trace | None]:
     with init_trace("group") as trace:
         trace.root.children.clear()  # the page has its own heading
         yield trace
-
-
-def member_log(index: int) -> Scope:
-    """Returns a scope in which ``logtree`` writes to the log of group member ``index``."""
-    return scope_div(data__member=index)
 
 
 def iteration_dir(log_path: str | os.PathLike[str], iteration: int) -> str:

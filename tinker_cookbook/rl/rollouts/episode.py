@@ -35,9 +35,13 @@ from tinker_cookbook.rl.rollouts.hooks import (
 )
 from tinker_cookbook.rl.rollouts.hooks import SupportsParseErrorPolicy as SupportsParseErrorPolicy
 from tinker_cookbook.rl.rollouts.hooks import SupportsToolCallLimit as SupportsToolCallLimit
-from tinker_cookbook.rl.rollouts.limits import ParseErrorPolicy, RolloutConfig, RolloutLimits
+from tinker_cookbook.rl.rollouts.limits import (
+    ParseErrorPolicy,
+    RolloutConfig,
+    RolloutLimits,
+    TurnBudget,
+)
 from tinker_cookbook.rl.rollouts.place import enter_member
-from tinker_cookbook.rl.rollouts.turn_budget import TurnBudget, tightest_budget
 from tinker_cookbook.rl.types import (
     STOP_METRIC_PREFIX,
     ActionExtra,
@@ -316,8 +320,7 @@ class Episode:
 
         ``skip_exhausted`` ignores limits that are used up, for a hook that continues the rollout.
         """
-        return tightest_budget(
-            self._config.limits,
+        return self._config.limits.turn_budget(
             getattr(self.policy, "context_window", None),
             ob.length,
             self._sampled,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import chz
@@ -26,6 +27,19 @@ DEFAULT_RETRY_MESSAGE_TEMPLATE = "The previous message had a formatting issue.\n
 ToolExecution: TypeAlias = Literal["sequential", "parallel", "concurrent_safe"]
 """Execution order of the tool calls of one message.
 ``concurrent_safe``, where each tool declares whether it may run concurrently, is not available."""
+
+
+@dataclass(frozen=True)
+class TurnBudget:
+    """Maximum tokens of the next response, and the stop reason once none are left."""
+
+    tokens: int | None
+    reason: StopReason | None = None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no token is left."""
+        return self.tokens is not None and self.tokens < 1
 
 
 @chz.chz
@@ -65,6 +79,32 @@ class RolloutLimits:
                 _check_seconds("limits." + name, getattr(self, name))
             else:
                 check_range("limits." + name, getattr(self, name), 1)
+
+    def turn_budget(
+        self,
+        context_window: int | None,
+        prompt_tokens: int,
+        sampled_tokens: int,
+        skip_exhausted: bool = False,
+    ) -> TurnBudget:
+        """Returns the tightest limit of the next response.
+
+        ``sampled_tokens`` counts all earlier turns; ``skip_exhausted`` ignores limits that are used
+        up.
+        """
+        limits = (
+            # The backend refuses a prompt that fills the model's context.
+            (context_window, prompt_tokens, StopReason.CONTEXT_OVERFLOW),
+            # The prompt already holds all earlier turns.
+            (self.max_trajectory_tokens, prompt_tokens, StopReason.MAX_TOKENS),
+            (self.max_sampled_tokens, sampled_tokens, StopReason.MAX_SAMPLED_TOKENS),
+            # This one truncates a response but does not end the episode, so it has no reason.
+            (self.max_turn_tokens, 0, None),
+        )
+        budgets = [TurnBudget(most - used, why) for most, used, why in limits if most is not None]
+        if skip_exhausted:
+            budgets = [budget for budget in budgets if not budget.exhausted]
+        return min(budgets, key=lambda budget: budget.tokens or 0, default=TurnBudget(None))
 
 
 @chz.chz
