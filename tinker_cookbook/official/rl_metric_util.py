@@ -67,7 +67,7 @@ class RLTestSetEvaluator(test_evaluator.RLTestSetEvaluator):
         names = None if store is None else rollout_summary_export
         self._export, self._rows = names, dict[int, list[dict[str, Any]]]()
         metrics = await super().eval_token_completer(policy)
-        if names is not None:
+        if names is not None and store is not None:
             # In the order of the dataset; groups finish in any order.
             records = [row for index in sorted(self._rows) for row in self._rows[index]]
             store.write_rollouts(names.iteration, records, names.base_name)
