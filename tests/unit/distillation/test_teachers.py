@@ -19,6 +19,7 @@ from tinker_cookbook.distillation.on_policy_prompts import (
     TeacherGroupBuilder,
     TeacherView,
 )
+from tinker_cookbook.distillation.on_policy_teachers import Teacher, TeacherSignal, add_reverse_kl
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.data_processing import assemble_training_data, trajectory_to_data
