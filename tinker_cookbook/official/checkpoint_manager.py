@@ -11,13 +11,8 @@ from typing import Any
 
 from tinker_cookbook.backends.protocols import Future, ServiceClient, TrainingClient
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.run.checkpoints import (
-    CheckpointKind,
-    paths_of,
-    run_async,
-    run_blocking,
-    submit_checkpoint,
-)
+from tinker_cookbook.official.steps import run_async, run_blocking
+from tinker_cookbook.run.checkpoints import CheckpointKind, paths_of, submit_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +198,11 @@ class CheckpointManager:
             store=self._store,
             overwrite=False,
         )
-        return paths_of((yield from pending.commit_steps()))
+        paths: Paths = {}
+        for key, future in pending.futures.items():
+            with pending.explaining(key):
+                paths[key] = (yield future).path
+        return paths_of(pending.listed(paths))
 
     def _delete_rolling(self) -> Generator[Future[Any], Any, None]:
         # Forgotten even if the deletion fails: it is tried once.

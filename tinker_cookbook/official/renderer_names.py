@@ -9,8 +9,8 @@ from typing import Any
 from tinker_cookbook import backends
 from tinker_cookbook.backends.protocols import Future, ServiceClient
 from tinker_cookbook.model_info import get_recommended_renderer_name
-from tinker_cookbook.run.checkpoints import run_async, run_blocking
-from tinker_cookbook.run.renderer_names import RENDERER_NAME_METADATA_KEY, read_renderer_name
+from tinker_cookbook.official.steps import run_async, run_blocking
+from tinker_cookbook.run.renderer_names import NO_LOOKUP, RENDERER_NAME_METADATA_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ def get_renderer_name_from_checkpoint(
     service_client: ServiceClient, checkpoint_path: str
 ) -> str | None:
     """As ``get_renderer_name_from_checkpoint_async``, without an event loop."""
-    return run_blocking(read_renderer_name(service_client, checkpoint_path))
+    return run_blocking(_read(service_client, checkpoint_path))
 
 
 def resolve_renderer_name_from_checkpoint_or_default(
@@ -68,7 +68,7 @@ def _resolve(
     if name is None and checkpoint_path is not None:
         # Only for this lookup, and closed after it: the run connects itself later.
         with backends.connect(base_url=base_url) as connection:
-            name = yield from read_renderer_name(connection.service, checkpoint_path)
+            name = yield from _read(connection.service, checkpoint_path)
         if name is not None:
             logger.info("renderer %s, which checkpoint %s was trained with", name, checkpoint_path)
     return get_recommended_renderer_name(model_name) if name is None else name
@@ -94,12 +94,22 @@ async def check_renderer_name_for_checkpoint_async(
     await run_async(_check(service_client, checkpoint_path, expected_renderer_name))
 
 
+def _read(service: ServiceClient, path: str) -> Generator[Future[Any], Any, str | None]:
+    """As ``get_renderer_name_from_checkpoint_async``."""
+    try:
+        run = yield service.create_rest_client().get_training_run_by_tinker_path(path)
+    except Exception as error:
+        logger.warning(NO_LOOKUP, path, error)
+        return None
+    return (run.user_metadata or {}).get(RENDERER_NAME_METADATA_KEY)
+
+
 def _check(
     service: ServiceClient, path: str, expected: str | None
 ) -> Generator[Future[Any], Any, None]:
     if expected is None:
         return
-    found = yield from read_renderer_name(service, path)
+    found = yield from _read(service, path)
     if found is None:
         logger.info("checkpoint %s does not state which renderer it was trained with", path)
     elif found != expected:

@@ -115,7 +115,6 @@ def _changes(before: Any, now: Any, name: str) -> Iterator[tuple[str, Any, Any]]
             if old and new and old != new and old.split(":")[:-1] == new.split(":")[:-1]:
                 yield name, before, now
             return
-        # Compare objects of the same class setting by setting, others as a whole. A later version may
         # Compare objects of the same class setting by setting, others as a whole. The class of a
         # nested object may have moved to another module since the run began.
         kinds = [str(one.get(TYPE_KEY, "")) for one in (before, now)]

@@ -9,10 +9,6 @@ training client run in the order in which they were *submitted*, so a save must 
 after the last update that it includes and before the next batch: :meth:`RunCheckpoints.due` returns
 whether one is due after an update that has been submitted, and :meth:`RunCheckpoints.save_async`
 submits it, waits for it and appends the line.
-
-Code that is offered blocking and awaitable has one body: a generator that yields each backend
-future it waits for and is sent the result, or thrown the error. :func:`run_blocking` and
-:func:`run_async` drive it.
 """
 
 from __future__ import annotations
@@ -20,10 +16,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from tinker_cookbook.backends.protocols import Future, RestClient, TrainingClient
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
@@ -37,38 +34,6 @@ FINAL_NAME = "final"
 BEST_NAME = "best"
 
 SaveReason = Literal["periodic", "rolling", "final", "best"]
-T = TypeVar("T")
-
-
-def run_blocking(steps: Generator[Future[Any], Any, T]) -> T:
-    """Runs ``steps`` and waits for each future with ``.result()``."""
-    try:
-        future = next(steps)
-        while True:
-            try:
-                # The error is raised at the ``yield``, so that the steps can handle it.
-                value = future.result()
-            except Exception as error:
-                future = steps.throw(error)
-            else:
-                future = steps.send(value)
-    except StopIteration as stop:
-        return stop.value
-
-
-async def run_async(steps: Generator[Future[Any], Any, T]) -> T:
-    """Runs ``steps`` and awaits each future."""
-    try:
-        future = next(steps)
-        while True:
-            try:
-                value = await future
-            except Exception as error:
-                future = steps.throw(error)
-            else:
-                future = steps.send(value)
-    except StopIteration as stop:
-        return stop.value
 
 
 @dataclass
@@ -182,26 +147,36 @@ class PendingCheckpoint:
             CheckpointError: The save failed; earlier checkpoints are intact.
             TrainingError: The line cannot be written.
         """
-        return await run_async(self.commit_steps())
-
-    def commit(self) -> CheckpointRecord:
-        """As :meth:`commit_async`, for code without an event loop."""
-        return run_blocking(self.commit_steps())
-
-    def commit_steps(self) -> Generator[Future[Any], Any, CheckpointRecord]:
-        """Yields each future to wait for, then appends the line."""
         paths: dict[str, str] = {}
         # Both saves have been submitted, so the order of waiting does not matter.
         for key, future in self.futures.items():
-            try:
-                paths[key] = (yield future).path
-            except Exception as error:
-                reason = server_error_message(error) or str(error)
-                raise CheckpointError(
-                    f"checkpoint {self.name}: its {key.removesuffix('_path')} could not be saved: "
-                    f"{reason.rstrip('.')}. The checkpoints listed in "
-                    f"{self.log_path / CHECKPOINTS_FILE} are intact"
-                ) from error
+            with self.explaining(key):
+                paths[key] = (await future).path
+        return self.listed(paths)
+
+    def commit(self) -> CheckpointRecord:
+        """As :meth:`commit_async`, for code without an event loop."""
+        paths: dict[str, str] = {}
+        for key, future in self.futures.items():
+            with self.explaining(key):
+                paths[key] = future.result().path
+        return self.listed(paths)
+
+    @contextmanager
+    def explaining(self, key: str) -> Iterator[None]:
+        """Context for waiting for ``futures[key]``, in which an error is a CheckpointError."""
+        try:
+            yield
+        except Exception as error:
+            reason = server_error_message(error) or str(error)
+            raise CheckpointError(
+                f"checkpoint {self.name}: its {key.removesuffix('_path')} could not be saved: "
+                f"{reason.rstrip('.')}. The checkpoints listed in "
+                f"{self.log_path / CHECKPOINTS_FILE} are intact"
+            ) from error
+
+    def listed(self, paths: Mapping[str, str]) -> CheckpointRecord:
+        """Appends the line with the paths of the saved weights."""
         record = CheckpointRecord.from_dict({"name": self.name, **self.loop_state, **paths})
         if self.store is not None:
             self.store.write_checkpoint(record.to_dict())
