@@ -23,6 +23,7 @@ from tinker_cookbook.recipes.distillation.harbor_multiturn import (
 from tinker_cookbook.recipes.distillation.on_policy_settings import OnPolicyLoopSettings
 from tinker_cookbook.recipes.harbor_rl.harbor_env import (
     EXAMPLES,
+    HarborSettings,
     HarborTask,
     SandboxFactory,
     load_harbor_tasks,
@@ -33,7 +34,7 @@ from tinker_cookbook.utils.imports import lookup_func
 
 
 @chz.chz
-class CLIConfig(OnPolicyLoopSettings):
+class CLIConfig(HarborSettings, OnPolicyLoopSettings):
     """Settings of the recipe. Options that are None are derived and printed."""
 
     recipe_name: str = "on_policy_distillation_harbor_multi_turn"
@@ -49,10 +50,6 @@ class CLIConfig(OnPolicyLoopSettings):
     sandbox_factory: Any = chz.field(
         default=None, doc="Function that makes sandboxes, as module:callable; default: local ones"
     )
-    max_turns: int = chz.field(default=10, doc="Maximum answers of the model")
-    sandbox_timeout: int = chz.field(default=600, doc="Lifetime of a sandbox in seconds")
-    command_timeout: int = chz.field(default=120, doc="Seconds for a command of the model")
-    max_trajectory_tokens: int = chz.field(default=32 * 1024, doc="Maximum tokens of an episode")
     group_size: int = 4
     max_tokens: int | None = 2048  # type: ignore[assignment]
 
@@ -65,16 +62,9 @@ class CLIConfig(OnPolicyLoopSettings):
                 "teacher_model, teacher_checkpoint: got neither, so the teacher would be the "
                 "student itself; expected one of them"
             )
-        dataset = HarborDistillationDatasetBuilder(
+        dataset = self.builder_of(
+            HarborDistillationDatasetBuilder,
             tasks=load_harbor_tasks(self.dataset) if tasks is None else tasks,
-            batch_size=self.groups_per_batch,
-            group_size=self.group_size,
-            model_name=self.model_name,
-            renderer_name=self.renderer,
-            max_turns=self.max_turns,
-            sandbox_timeout=self.sandbox_timeout,
-            command_timeout=self.command_timeout,
-            max_trajectory_tokens=self.max_trajectory_tokens,
             max_generation_tokens=self.max_tokens,
             sandbox_factory=_factory(self.sandbox_factory),
             reward_fn=zero_reward,

@@ -74,8 +74,8 @@ async def check_task(task: HarborTask, timeout: int = 120) -> TaskCheck:
 
 
 async def _reward_of(task: HarborTask, solve: bool, timeout: int) -> float:
-    builder = HarborEnvGroupBuilder(task, "", None, 1, 1, grader_timeout=timeout)
-    sandbox = await builder.sandbox_factory(task.environment_dir, 4 * timeout)
+    builder = HarborEnvGroupBuilder(task, "", None, 1, 1, 4 * timeout, grader_timeout=timeout)
+    sandbox = await builder.new_sandbox()
     try:
         if solve:
             script = task.task_dir / "solution" / "solve.sh"

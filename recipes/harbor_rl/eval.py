@@ -22,26 +22,20 @@ from rich.table import Table
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 from tinker_cookbook.display import format_trajectory
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.harbor_rl.harbor_env import (
     EXAMPLES,
     HarborEnvGroupBuilder,
     HarborTask,
     SandboxFactory,
     default_sandbox_factory,
-    initial_messages,
     load_harbor_tasks,
-    workdir_of,
 )
-from tinker_cookbook.recipes.harbor_rl.harbor_tools import HarborBashTool, HarborReward
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
-from tinker_cookbook.sandbox import SandboxInterface
 from tinker_cookbook.tokenizer_utils import Tokenizer
-from tinker_cookbook.tool_use import build_agent_tool_env
-from tinker_cookbook.training.config import BackendSettings
+from tinker_cookbook.training.config import BackendSettings, number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import get_console
 
@@ -62,16 +56,16 @@ class EvalConfig(BackendSettings, SamplerOptions):
         default="/tmp/tinker-examples/harbor_eval",
         doc="Folder in which each evaluation creates its own folder",
     )
-    max_turns: int = chz.field(default=10, doc="Maximum answers of the model")
-    max_tokens: int = chz.field(default=2048, doc="Maximum tokens of an answer")
+    max_turns: int = number(10, "Maximum answers of the model", low=1)
+    max_tokens: int = number(2048, "Maximum tokens of an answer", low=1)
     temperature: float = chz.field(default=0.0, doc="Sampling temperature; 0 is greedy")
     sandbox_timeout: int = chz.field(default=3600, doc="Lifetime of a sandbox in seconds")
     command_timeout: int = chz.field(default=120, doc="Seconds for a command of the model")
     grader_timeout: int = chz.field(default=60, doc="Seconds for the tests")
-    max_tasks: int | None = chz.field(
-        default=None, doc="Number of tasks; the first ones are used; default: all"
+    max_tasks: int | None = number(
+        None, "Number of tasks; the first ones are used; default: all", low=1
     )
-    max_concurrent: int = chz.field(default=4, doc="Tasks that run concurrently")
+    max_concurrent: int = number(4, "Tasks that run concurrently", low=1)
     checkpoint_url: str | None = weights_field(
         "sampler_weights", "Checkpoint; default: the base model"
     )
@@ -79,13 +73,6 @@ class EvalConfig(BackendSettings, SamplerOptions):
         default=None, doc="Chat format; default: the one of the run, else the model's"
     )
     seed: int = chz.field(default=0, doc="Seed of the samples")
-
-    @chz.validate
-    def _check(self) -> None:
-        for name in ("max_turns", "max_tokens", "max_concurrent", "max_tasks"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name}: got {value}, expected at least 1")
 
 
 @dataclass
@@ -113,30 +100,28 @@ async def evaluate_task(
 ) -> TaskResult:
     """Runs and grades one task, and adds its result to the files of ``results_dir``."""
     started = time.monotonic()
-    sandboxes: list[SandboxInterface] = []
+    group = HarborEnvGroupBuilder(
+        task,
+        config.model_name,
+        None,
+        config.max_turns,
+        1,
+        config.sandbox_timeout,
+        config.command_timeout,
+        config.grader_timeout,
+        max_trajectory_tokens=None,
+        sandbox_factory=sandbox_factory,
+    )
     try:
-        sandbox = await sandbox_factory(task.environment_dir, config.sandbox_timeout)
-        sandboxes.append(sandbox)
-        workdir = workdir_of(task)
-        bash = HarborBashTool(sandbox, config.command_timeout, workdir)
-        env = build_agent_tool_env(
-            renderer,
-            [bash.bash],
-            initial_messages(task, renderer, bash),
-            _reward_of(task, sandbox, workdir, sandbox_factory, config),
-            model_name=config.model_name,
-            max_turns=config.max_turns,
-        )
-        trajectory = await do_single_rollout(policy, env)
+        trajectory = await do_single_rollout(policy, await group.make_env(0, renderer))
         turns = trajectory.transitions
-        text = None if tokenizer is None else format_trajectory(trajectory, tokenizer)
         result = TaskResult(
             task.task_name,
             trajectory.reward,
             dict(turns[-1].metrics) if turns else {},
             len(turns),
             round(time.monotonic() - started, 1),
-            trajectory_str=text,
+            trajectory_str=None if tokenizer is None else format_trajectory(trajectory, tokenizer),
         )
     except Exception as error:
         # One broken task must not end the others; it is reported apart from rewards of 0.
@@ -144,32 +129,10 @@ async def evaluate_task(
         seconds = round(time.monotonic() - started, 1)
         result = TaskResult(task.task_name, 0.0, {}, 0, seconds, error=str(error))
     finally:
-        for sandbox in sandboxes:
-            await sandbox.cleanup()
+        await group.cleanup()
     async with lock:
         await asyncio.to_thread(_write, result, results_dir)
     return result
-
-
-def _reward_of(
-    task: HarborTask,
-    sandbox: SandboxInterface,
-    workdir: str,
-    sandbox_factory: SandboxFactory,
-    config: EvalConfig,
-) -> HarborReward:
-    builder = HarborEnvGroupBuilder(
-        task,
-        config.model_name,
-        config.renderer_name,
-        config.max_turns,
-        1,
-        config.sandbox_timeout,
-        config.command_timeout,
-        config.grader_timeout,
-        sandbox_factory=sandbox_factory,
-    )
-    return builder.reward_of(sandbox, workdir)
 
 
 def _write(result: TaskResult, folder: Path) -> None:

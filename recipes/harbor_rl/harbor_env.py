@@ -7,7 +7,7 @@ import logging
 import shlex
 import tomllib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -164,6 +164,7 @@ def initial_messages(task: HarborTask, renderer: Renderer, bash: HarborBashTool)
     return [*prefix, {"role": "user", "content": task.instruction}]
 
 
+@dataclass
 class HarborEnvGroupBuilder(EnvGroupBuilder):
     """Episodes of one task, each in its own sandbox.
 
@@ -171,33 +172,20 @@ class HarborEnvGroupBuilder(EnvGroupBuilder):
     Another ``sandbox_factory`` grades in the model's sandbox, unless its sandboxes pass folders on.
     """
 
-    def __init__(
-        self,
-        task: HarborTask,
-        model_name: str,
-        renderer_name: str | None,
-        max_turns: int,
-        group_size: int,
-        sandbox_timeout: int = 600,
-        command_timeout: int = 120,
-        grader_timeout: int = 60,
-        max_trajectory_tokens: int = 32 * 1024,
-        max_generation_tokens: int | None = None,
-        context_overflow_reward: float = -0.1,
-        sandbox_factory: SandboxFactory | None = None,
-        reward_fn: RewardFn | None = None,
-    ) -> None:
-        self.task = task
-        self.model_name, self.renderer_name = model_name, renderer_name
-        self.max_turns, self.group_size = max_turns, group_size
-        self.sandbox_timeout = sandbox_timeout
-        self.command_timeout, self.grader_timeout = command_timeout, grader_timeout
-        self.max_trajectory_tokens = max_trajectory_tokens
-        self.max_generation_tokens = max_generation_tokens
-        self.context_overflow_reward = context_overflow_reward
-        self.sandbox_factory = sandbox_factory or default_sandbox_factory
-        self.reward_fn = reward_fn
-        self._sandboxes: list[SandboxInterface] = []
+    task: HarborTask
+    model_name: str
+    renderer_name: str | None
+    max_turns: int
+    group_size: int
+    sandbox_timeout: int = 600
+    command_timeout: int = 120
+    grader_timeout: int = 60
+    max_trajectory_tokens: int | None = 32 * 1024
+    max_generation_tokens: int | None = None
+    context_overflow_reward: float = -0.1
+    sandbox_factory: SandboxFactory | None = None
+    reward_fn: RewardFn | None = None
+    _sandboxes: list[SandboxInterface] = field(default_factory=list, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sandboxes": []}
@@ -206,12 +194,13 @@ class HarborEnvGroupBuilder(EnvGroupBuilder):
         """Returns one environment for each member; their sandboxes start together."""
         return await gather_or_cancel(self.make_env(i) for i in range(self.group_size))
 
-    async def make_env(self, index: int) -> Env:
-        """Returns an environment in a new sandbox."""
+    async def make_env(self, index: int, renderer: Renderer | None = None) -> Env:
+        """Returns an environment in a new sandbox; ``renderer`` replaces the named one."""
         task = self.task
-        name, _ = model_info.resolve_renderer_name(self.model_name, self.renderer_name)
-        renderer = get_renderer(name, get_tokenizer(self.model_name))
-        sandbox = await self.sandbox_factory(task.environment_dir, self.sandbox_timeout)
+        if renderer is None:
+            name, _ = model_info.resolve_renderer_name(self.model_name, self.renderer_name)
+            renderer = get_renderer(name, get_tokenizer(self.model_name))
+        sandbox = await self.new_sandbox()
         self._sandboxes.append(sandbox)
         workdir = workdir_of(task)
         bash = HarborBashTool(sandbox, self.command_timeout, workdir)
@@ -227,23 +216,23 @@ class HarborEnvGroupBuilder(EnvGroupBuilder):
             context_overflow_reward=self.context_overflow_reward,
         )
 
+    async def new_sandbox(self) -> SandboxInterface:
+        """Returns a sandbox with the environment of the task; the caller releases it."""
+        make = self.sandbox_factory or default_sandbox_factory
+        return await make(self.task.environment_dir, self.sandbox_timeout)
+
     def reward_of(self, sandbox: SandboxInterface, workdir: str) -> HarborReward:
         """Returns the reward of the work in ``sandbox``."""
         task = self.task
         # Without a work folder the whole sandbox is the work, which cannot be passed on.
         separate = hasattr(sandbox, "export_folder") and workdir != "/"
 
-        async def verifier() -> SandboxInterface:
-            return await self.sandbox_factory(task.environment_dir, self.sandbox_timeout)
-
-        artifacts = [
-            str(path) for path in task.config.get("artifacts", []) if isinstance(path, str)
-        ]
+        artifacts = [path for path in task.config.get("artifacts", []) if isinstance(path, str)]
         return HarborReward(
             task.tests_dir,
             sandbox,
             task.seconds("verifier", self.grader_timeout),
-            verifier if separate else None,
+            self.new_sandbox if separate else None,
             workdir,
             artifacts,
         )
@@ -281,7 +270,17 @@ class HarborDataset(ProblemDataset[HarborEnvGroupBuilder]):
 
 
 @chz.chz
-class HarborDatasetBuilder(RLDatasetBuilder):
+class HarborSettings:
+    """How the episodes of terminal tasks go; of the dataset and of the programs."""
+
+    max_turns: int = chz.field(default=10, doc="Maximum answers of the model")
+    sandbox_timeout: int = chz.field(default=600, doc="Lifetime of a sandbox in seconds")
+    command_timeout: int = chz.field(default=120, doc="Seconds for a command of the model")
+    max_trajectory_tokens: int = chz.field(default=32 * 1024, doc="Maximum tokens of an episode")
+
+
+@chz.chz
+class HarborDatasetBuilder(HarborSettings, RLDatasetBuilder):
     """Tasks for training, and the same with one episode each for evaluation.
 
     ``num_test`` tasks, the last ones, are held out instead, if it is given.
@@ -292,11 +291,7 @@ class HarborDatasetBuilder(RLDatasetBuilder):
     group_size: int
     model_name: str
     renderer_name: str | None = None
-    max_turns: int = 10
-    sandbox_timeout: int = 600
-    command_timeout: int = 120
     grader_timeout: int = 60
-    max_trajectory_tokens: int = 32 * 1024
     max_generation_tokens: int | None = None
     context_overflow_reward: float = -0.1
     sandbox_factory: SandboxFactory | None = None
@@ -327,21 +322,6 @@ class HarborDatasetBuilder(RLDatasetBuilder):
         return train_set, HarborDataset(self._groups(tested, 1), len(tested))
 
     def _groups(self, tasks: Sequence[HarborTask], size: int) -> list[HarborEnvGroupBuilder]:
-        return [
-            HarborEnvGroupBuilder(
-                task,
-                self.model_name,
-                self.renderer_name,
-                self.max_turns,
-                size,
-                self.sandbox_timeout,
-                self.command_timeout,
-                self.grader_timeout,
-                self.max_trajectory_tokens,
-                self.max_generation_tokens,
-                self.context_overflow_reward,
-                self.sandbox_factory,
-                self.reward_fn,
-            )
-            for task in tasks
-        ]
+        same = {f.name for f in fields(HarborEnvGroupBuilder)} & chz.chz_fields(self).keys()
+        settings = {name: getattr(self, name) for name in same} | {"group_size": size}
+        return [HarborEnvGroupBuilder(task=task, **settings) for task in tasks]

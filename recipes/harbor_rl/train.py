@@ -14,6 +14,7 @@ import chz
 from tinker_cookbook.recipes.harbor_rl.harbor_env import (
     EXAMPLES,
     HarborDatasetBuilder,
+    HarborSettings,
     HarborTask,
     SandboxFactory,
     load_harbor_tasks,
@@ -24,7 +25,7 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class CLIConfig(train.Config):
+class CLIConfig(HarborSettings, train.Config):
     """Settings of the recipe, in addition to those of the loop."""
 
     recipe_name: str = "harbor_rl"
@@ -36,11 +37,8 @@ class CLIConfig(train.Config):
     dataset: str = chz.field(
         default=EXAMPLES, doc="Folder of tasks, or a dataset in Harbor's cache"
     )
-    max_turns: int = chz.field(default=10, doc="Maximum answers of the model")
-    sandbox_timeout: int = chz.field(default=3600, doc="Lifetime of a sandbox in seconds")
-    command_timeout: int = chz.field(default=120, doc="Seconds for a command of the model")
+    sandbox_timeout: int = 3600
     grader_timeout: int = chz.field(default=60, doc="Seconds for the tests")
-    max_trajectory_tokens: int = chz.field(default=32 * 1024, doc="Maximum tokens of an episode")
     max_generation_tokens: int | None = chz.field(
         default=None, doc="Tokens reserved for an answer; default: max_tokens"
     )
@@ -55,21 +53,11 @@ class CLIConfig(train.Config):
         self, tasks: list[HarborTask] | None = None, sandbox_factory: SandboxFactory | None = None
     ) -> HarborDatasetBuilder:
         """Returns the tasks; default: those of ``dataset``, in sandboxes on this machine."""
-        return HarborDatasetBuilder(
+        return self.builder_of(
+            HarborDatasetBuilder,
             tasks=load_harbor_tasks(self.dataset) if tasks is None else tasks,
-            batch_size=self.groups_per_batch,
-            group_size=self.group_size,
-            model_name=self.model_name,
-            renderer_name=self.renderer,
-            max_turns=self.max_turns,
-            sandbox_timeout=self.sandbox_timeout,
-            command_timeout=self.command_timeout,
-            grader_timeout=self.grader_timeout,
-            max_trajectory_tokens=self.max_trajectory_tokens,
             max_generation_tokens=self.max_generation_tokens or self.max_tokens,
-            context_overflow_reward=self.context_overflow_reward,
             sandbox_factory=sandbox_factory,
-            num_test=self.num_test,
         )
 
 

@@ -20,11 +20,7 @@ import chz
 
 from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.recipes.search_tool.questions import DATASETS
-from tinker_cookbook.recipes.search_tool.search_env import (
-    SearchKeys,
-    SearchR1DatasetBuilder,
-    SearchSettings,
-)
+from tinker_cookbook.recipes.search_tool.search_env import SearchKeys, SearchR1DatasetBuilder
 from tinker_cookbook.recipes.start import check_dataset_name
 from tinker_cookbook.rl import train
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -55,20 +51,11 @@ class CLIConfig(SearchKeys, train.Config):
         """Returns the questions and the index of the documents."""
         # The default limit is longer than the context of small models.
         limits = (self.max_trajectory_tokens, resolve_max_length(self.model_name, None))
-        shared = self.values_of(SearchSettings)
-        shared["max_trajectory_tokens"] = min((n for n in limits if n is not None), default=None)
-        return SearchR1DatasetBuilder(
-            model_name_for_tokenizer=self.model_name,
-            renderer_name=self.renderer,
+        return self.builder_of(
+            SearchR1DatasetBuilder,
             retrieval_config=self.retrieval,
-            batch_size=self.groups_per_batch,
-            group_size=self.group_size,
             max_generation_tokens=self.max_tokens,
-            format_coef=self.format_coef,
-            test_path=self.test_path,
-            num_test=self.num_test,
-            seed=self.seed,
-            **shared,
+            max_trajectory_tokens=min((n for n in limits if n is not None), default=None),
         )
 
     def resolved(self) -> train.Config:

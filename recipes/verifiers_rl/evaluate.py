@@ -15,20 +15,15 @@ import chz
 import numpy as np
 from rich.table import Table
 
-from tinker_cookbook.completers import TinkerTokenCompleter
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.verifiers_rl.train import VerifiersSettings, dataset_builder
-from tinker_cookbook.rl.rollouts import do_group_rollout
-from tinker_cookbook.rl.types import (
-    PARSE_ERROR_MASKED_METRIC_KEY,
-    EnvGroupBuilder,
-    TrajectoryGroup,
-)
+from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
+from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, TrajectoryGroup
 from tinker_cookbook.sampling_model import (
     SamplingModel,
     SamplingModelSettings,
     open_sampling_model,
 )
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import get_console
 
@@ -46,20 +41,12 @@ class Results(TypedDict):
 class CLIConfig(VerifiersSettings, SamplingModelSettings):
     """Settings of the evaluation."""
 
-    num_examples: int = chz.field(default=5, doc="Number of tasks; the first ones are used")
-    rollouts_per_example: int = chz.field(default=3, doc="Rollouts of each task")
-    max_concurrent: int = chz.field(default=32, doc="Rollouts that run concurrently")
+    num_examples: int = number(5, "Number of tasks; the first ones are used", low=1)
+    rollouts_per_example: int = number(3, "Rollouts of each task", low=1)
+    max_concurrent: int = number(32, "Rollouts that run concurrently", low=1)
     max_tokens: int = chz.field(default=1024, doc="Maximum tokens of a response")
     temperature: float = chz.field(default=1.0, doc="Sampling temperature; 0 is greedy")
     seed: int = chz.field(default=0, doc="Seed of the samples")
-
-    def check(self) -> None:
-        """Raises ``ConfigurationError`` for a setting that cannot work."""
-        super().check()
-        for name in ("num_examples", "rollouts_per_example", "max_concurrent"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected at least 1")
-        self.env_args()
 
 
 async def evaluate(
@@ -76,24 +63,26 @@ async def evaluate(
 ) -> Results:
     """Evaluates a model and prints the results; ``others`` are additional fields of
     ``CLIConfig``."""
-    config = CLIConfig(
-        vf_env_id=vf_env_id,
-        vf_env_args=json.dumps(vf_env_args),
-        model_name=model_name,
-        num_examples=num_examples,
-        rollouts_per_example=rollouts_per_example,
-        max_concurrent=max_concurrent,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        model_path=model_path,
-        **others,
+    return await cli_main(
+        CLIConfig(
+            vf_env_id=vf_env_id,
+            vf_env_args=json.dumps(vf_env_args),
+            model_name=model_name,
+            num_examples=num_examples,
+            rollouts_per_example=rollouts_per_example,
+            max_concurrent=max_concurrent,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            model_path=model_path,
+            **others,
+        )
     )
-    return await cli_main(config)
 
 
 async def cli_main(config: CLIConfig) -> Results:
     """Runs the evaluation, prints its results and returns them."""
     config.check()
+    config.env_args()
     started = time.monotonic()
     connection = await asyncio.to_thread(config.connect)
     model = await open_sampling_model(connection, config)
@@ -105,27 +94,20 @@ async def cli_main(config: CLIConfig) -> Results:
         group_size=size, groups_per_batch=config.num_examples,
     )  # fmt: skip
     dataset, _ = await builder()
-    groups = await _run_groups(dataset.get_batch(0), model, config)
-    seconds = time.monotonic() - started
-    results = _results(groups, model)
-    log_results(results, config.vf_env_id, model.name, len(groups), size, seconds)
-    return results
-
-
-async def _run_groups(
-    builders: Sequence[EnvGroupBuilder], model: SamplingModel, config: CLIConfig
-) -> list[TrajectoryGroup]:
-    policy = TinkerTokenCompleter(
-        model.client, config.max_tokens, config.temperature, seed=config.seed
+    evaluator = RLTestSetEvaluator(
+        dataset,
+        config.max_tokens,
+        num_groups_to_log=config.num_examples,
+        temperature=config.temperature,
+        seed=config.seed,
+        # Whole groups wait for their turn, so that no more rollouts than allowed are open.
+        max_groups_in_flight=max(1, config.max_concurrent // size),
     )
-    # Whole groups wait for their turn, so that no more rollouts than allowed are open.
-    at_once = asyncio.Semaphore(max(1, config.max_concurrent // config.rollouts_per_example))
-
-    async def run_one(index: int) -> TrajectoryGroup:
-        async with at_once:
-            return await do_group_rollout(builders[index], policy.derived(index))
-
-    return list(await asyncio.gather(*map(run_one, range(len(builders)))))
+    await evaluator(model.client)
+    results = _results(evaluator.last_groups, model)
+    seconds, count = time.monotonic() - started, len(evaluator.last_groups)
+    log_results(results, config.vf_env_id, model.name, count, size, seconds)
+    return results
 
 
 def _results(groups: Sequence[TrajectoryGroup], model: SamplingModel) -> Results:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any, Literal, overload
+from typing import Any
 
 import tinker
 from openai import AsyncOpenAI
@@ -128,20 +128,7 @@ class TinkerChatCompletions(OpenAIAsyncChatCompletions):
     def __init__(self, parent: TinkerAsyncOpenAIClient) -> None:
         self._parent = parent
 
-    @overload
-    async def create(
-        self, *args: Any, stream: Literal[True], **kwargs: Any
-    ) -> AsyncStream[Any]: ...
-
-    @overload
-    async def create(
-        self, *args: Any, stream: Literal[False] = False, **kwargs: Any
-    ) -> ChatCompletion: ...
-
-    @overload
-    async def create(self, *args: Any, stream: bool, **kwargs: Any) -> ChatCompletion: ...
-
-    async def create(self, *args: Any, **kwargs: Any) -> ChatCompletion | AsyncStream[Any]:
+    async def create(self, *args: Any, **kwargs: Any) -> ChatCompletion:  # type: ignore[override]
         """Returns the next message of ``messages``, with tools if the chat format has them."""
         if kwargs.get("stream"):
             raise ConfigurationError(
@@ -184,22 +171,9 @@ class TinkerCompletions(OpenAIAsyncCompletions):
     def __init__(self, parent: TinkerAsyncOpenAIClient) -> None:
         self._parent = parent
 
-    @overload
-    async def create(
-        self, *args: Any, stream: Literal[True], **kwargs: Any
-    ) -> AsyncStream[Completion]: ...
-
-    @overload
-    async def create(
-        self, *args: Any, stream: Literal[False] = False, **kwargs: Any
-    ) -> Completion: ...
-
-    @overload
-    async def create(
-        self, *args: Any, stream: bool, **kwargs: Any
-    ) -> Completion | AsyncStream[Completion]: ...
-
-    async def create(self, *args: Any, **kwargs: Any) -> Completion | AsyncStream[Completion]:
+    async def create(  # type: ignore[override]
+        self, *args: Any, **kwargs: Any
+    ) -> Completion | AsyncStream[Completion]:
         """Returns the continuation of ``prompt``; with ``stream`` as a stream of one chunk."""
         stream = bool(kwargs.pop("stream", False))
         settings, prompt = _settings_of(kwargs), kwargs.get("prompt", "")

@@ -251,7 +251,7 @@ class VerifiersEnvGroupBuilder(EnvGroupBuilder):
         return [self.task] if self.task else []
 
 
-class VerifiersRLDataset(RLDataset):
+class VerifiersRLDataset(ProblemDataset[dict]):
     """Examples of an environment, in the order of its dataset."""
 
     def __init__(
@@ -261,24 +261,12 @@ class VerifiersRLDataset(RLDataset):
         groups_per_batch: int,
         rollouts: VerifiersRollouts | None = None,
     ) -> None:
-        self.rows, self.vf_env, self.groups_per_batch = rows, vf_env, groups_per_batch
-        self._problems = ProblemDataset(
+        super().__init__(
             rows,
             lambda row: VerifiersEnvGroupBuilder(vf_env, **row, rollouts=rollouts),
             groups_per_batch,
             shuffle=False,
         )
-
-    def data_sources(self) -> dict[str, Any]:
-        """Returns the examples."""
-        return {"": self.rows}
-
-    def __len__(self) -> int:
-        return len(self._problems)
-
-    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        """Returns the groups of a batch; the last one may be smaller."""
-        return self._problems.get_batch(index)
 
 
 @chz.chz

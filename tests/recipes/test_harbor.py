@@ -220,7 +220,7 @@ def test_a_reward_that_is_no_number_is_not_the_model_s_fault(tests_dir, text):
 async def work(task, *commands: str) -> tuple[float, dict[str, float], list[dict]]:
     """Runs commands by the model's tool, and grades."""
     builder = HarborEnvGroupBuilder(task, "", None, 1, 1, grader_timeout=20)
-    sandbox = await builder.sandbox_factory(task.environment_dir, 600)
+    sandbox = await builder.new_sandbox()
     try:
         tool = HarborBashTool(sandbox, 10, workdir_of(task)).bash
         results = [await tool.run(ToolInput({"command": command})) for command in commands]

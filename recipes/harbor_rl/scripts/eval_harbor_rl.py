@@ -22,9 +22,9 @@ class CLIConfig(EvalConfig):
     benchmarks: str = chz.field(
         default="terminal_bench", doc=f"One or more of {', '.join(DATASETS)}, comma-separated"
     )
-    max_turns: int = chz.field(default=200, doc="Maximum answers of the model")
-    max_tokens: int = chz.field(default=8192, doc="Maximum tokens of an answer")
-    temperature: float = chz.field(default=0.1, doc="Sampling temperature; 0 is greedy")
+    max_turns: int = 200
+    max_tokens: int = 8192
+    temperature: float = 0.1
 
 
 def parse_benchmarks(benchmarks: str) -> list[str]:

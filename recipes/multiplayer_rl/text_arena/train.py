@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import chz
 
-from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.env import (
     OPPONENTS,
@@ -27,7 +26,6 @@ from tinker_cookbook.recipes.multiplayer_rl.text_arena.pool import SnapshotBuild
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import OpponentType
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
-from tinker_cookbook.training.config import BackendSettings
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
@@ -72,19 +70,12 @@ class CLIConfig(train.Config, GameSettings):
                 "opponents: got pool in an asynchronous run, where the members of the pool would "
                 "depend on timing; expected a synchronous run, or opponents without pool"
             )
-        same = (
-            "model_name batch_size group_size num_train_datapoints num_test_datapoints "
-            "test_opponent pool_size max_tokens temperature seed"
-        )
-        return TextArenaDatasetBuilder(
-            renderer_name=self.renderer,
+        return self.builder_of(
+            TextArenaDatasetBuilder,
+            batch_size=self.batch_size,
             log_path=self.run_path,
             opponents=opponents,
             stop_condition=() if self.stop_condition is None else (self.stop_condition,),
-            **{name: getattr(self, name) for name in same.split()},
-            **self.values_of(GameSettings),
-            **self.values_of(BackendSettings),
-            **self.values_of(SamplerOptions),
         )
 
     def resolved(self) -> train.Config:
