@@ -6,6 +6,9 @@
 The installed version decides: with verifiers 0.4 ``vf_env_id`` is a taskset, with 0.1.9 an
 environment of ``load_environment``. The environment runs in this process and uses the model that is
 trained; tokens and log-probabilities are those that were sampled.
+
+Expected (docs/environments.md): on the task of one letter a model of 260,000 parameters goes from a
+share of 0.08 to 1.00 in 20 steps, 35 s on one core.
 """
 
 from __future__ import annotations

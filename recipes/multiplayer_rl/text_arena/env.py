@@ -203,6 +203,7 @@ class TextArenaGroupBuilder(EnvGroupBuilder):
     same_start: bool = True
     rotate: bool = False
     role_baseline: bool = True
+    _seats: int = field(default=1, repr=False)
     _attempts: Counter[int] = field(default_factory=Counter, repr=False)
     _retried: dict[tuple[int, int], list[TextArenaEnv]] = field(default_factory=dict, repr=False)
 
@@ -210,11 +211,12 @@ class TextArenaGroupBuilder(EnvGroupBuilder):
         """Returns the trained seats of all games."""
         # In a thread: it may load a model, and some games take a while to set up.
         games = await asyncio.to_thread(lambda: [self._start(n) for n in range(self.num_games)])
+        self._seats = len(games[0])
         return [env for game in games for env in game]
 
     async def make_env(self, index: int) -> TextArenaEnv:
         """Returns the seat of a retry: seats of one game fail and are retried together."""
-        number, place = divmod(index, sum(player is trained for player in self.players))
+        number, place = divmod(index, self._seats)
         self._attempts[index] += 1
         key = number, self._attempts[index]
         if key not in self._retried:
