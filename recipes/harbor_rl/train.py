@@ -4,8 +4,8 @@
     python -m recipes.harbor_rl.train dataset=FOLDER model_name=…
 
 Without ``dataset`` ten example tasks are used. Each episode has its own sandbox on
-this machine; the tests run in a second one. Run ``python -m recipes.harbor_rl.check`` first (9 s for
-the example tasks): it shows which tasks can be solved here. We have no learning curve: the demo
+this machine; the tests run in a second one. Run ``python -m recipes.harbor_rl.check`` first (9 s
+for the example tasks): it shows which tasks can be solved here. We have no learning curve: the demo
 model cannot call tools.
 """
 
