@@ -15,8 +15,8 @@ from recipe_runs import REPO, RecipeRuns, finish
 
 from recipes import sl_basic, sl_loop
 from recipes.chat_sl import train as chat_sl
-from recipes.distillation import sdft
 from recipes.prompt_distillation import train as student
+from recipes.sdft import train as sdft
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.config import load_config
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments

@@ -10,7 +10,8 @@ import pytest
 from recipe_runs import RecipeRuns, last_of_each
 from tiny_model import make_tiny_model
 
-from recipes.distillation import off_policy_reasoning, sdft
+from recipes.distillation import off_policy_reasoning
+from recipes.sdft import train as sdft
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
@@ -55,7 +56,7 @@ def off_policy(folder: Path, model: str) -> DistillationRuns:
 def self_distillation(folder: Path, model: str) -> DistillationRuns:
     # A checkpoint at every step: the run is resumed from one that the teacher does not have.
     settings = ("groups_per_batch=3", "max_tokens=10", "topk=8", "teacher_sync_every=2")
-    return DistillationRuns(folder, model, "recipes.distillation.sdft", *settings, "save_every=1")
+    return DistillationRuns(folder, model, "recipes.sdft.train", *settings, "save_every=1")
 
 
 @pytest.mark.slow

@@ -8,10 +8,10 @@ import json
 import datasets
 import pytest
 
-from recipes.distillation import sdft as program
 from recipes.sdft import benchmark, run_continual_learning
 from recipes.sdft import datasets as data
 from recipes.sdft import eval as grading
+from recipes.sdft import train as program
 from recipes.start import chat_data
 from tinker_cookbook.exceptions import ConfigurationError, DataError, DataValidationError
 from tinker_cookbook.renderers import get_renderer

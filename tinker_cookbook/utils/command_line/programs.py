@@ -34,7 +34,7 @@ _VERSIONS_OF = ("tinker", "torch", "transformers", "peft")
 # Second names of recipes, which the list of programs leaves out.
 _OTHER_NAMES = {
     "recipes.preference.train": "recipes.preference.dpo.train",
-    "recipes.sdft.train": "recipes.distillation.sdft",
+    "recipes.distillation.sdft": "recipes.sdft.train",
     "recipes.twenty_questions.train": "recipes.multiplayer_rl.twenty_questions.train",
 }
 
