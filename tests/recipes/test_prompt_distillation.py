@@ -21,7 +21,7 @@ from tinker_cookbook.supervised.conversation_file import read_conversations
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 CREATE, TRAIN = "recipes.prompt_distillation.create_data", "recipes.prompt_distillation.train"
-ROW = "recipes.prompt_distillation.create_data:append_row"
+ROW = "tinker_cookbook.run.jsonl:append_row"
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 WORDS = ["dog", "sun", "box", "ball", "tree", "hat", "car", "fish", "bird", "cake", "park", "red"]
 
