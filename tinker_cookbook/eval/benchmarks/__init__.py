@@ -29,6 +29,7 @@ from tinker_cookbook.eval.run.types import (
     StoredTurnDict,
     TurnRole,
 )
+from tinker_cookbook.leaves import find_leaf
 
 # These modules register their benchmarks when they are imported, so they come last.
 from tinker_cookbook.eval.benchmarks import (  # noqa: F401  # isort: skip
@@ -37,8 +38,9 @@ from tinker_cookbook.eval.benchmarks import (  # noqa: F401  # isort: skip
     instructions,
     mathematics,
     mt_bench,
-    programs,
 )
+
+find_leaf("eval.benchmarks.programs")  # needs the sandbox, which is a leaf
 
 __all__ = [
     "REGISTRY",

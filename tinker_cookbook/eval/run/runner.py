@@ -14,18 +14,18 @@ from tinker_cookbook.eval.run.logprob_run import LogprobRun
 from tinker_cookbook.eval.run.sources import AnswerSource, identify
 from tinker_cookbook.eval.run.types import BenchmarkBuilder, BenchmarkConfig, BenchmarkResult
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.leaves import load_leaf
 from tinker_cookbook.run.lock import RunLock
 
 
 def check_requirements(builder: BenchmarkBuilder, config: BenchmarkConfig) -> None:
     """Raises ConfigurationError for a benchmark that cannot run with these settings."""
     if builder.requires_sandbox and config.sandbox_factory is None:
-        from tinker_cookbook.sandbox import SandboxUnavailableError, available_tier
-
+        sandbox = load_leaf("sandbox", builder.name)
         try:
-            available_tier()
-        except SandboxUnavailableError as error:
-            raise SandboxUnavailableError(
+            sandbox.available_tier()
+        except sandbox.SandboxUnavailableError as error:
+            raise sandbox.SandboxUnavailableError(
                 f"{builder.name}: runs programs that a model writes, and this machine cannot "
                 f"isolate them: {error}"
             ) from error
