@@ -133,7 +133,7 @@ def train(
         metrics["time/sampling"] = time.monotonic() - started
 
         if data:  # else all answers of each group have the same reward: nothing to learn
-            forward_backward = client.forward_backward(data, config.loss_fn)
+            forward_backward = client.forward_backward(data, config.loss_fn)  # type: ignore[arg-type]
             optim = client.optim_step(adam)
             output = forward_backward.result()
             optim.result()

@@ -17,6 +17,7 @@ from typing import Literal
 
 import chz
 
+from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter
 from tinker_cookbook.exceptions import ConfigurationError
@@ -172,7 +173,7 @@ async def main(config: PlayConfig) -> None:
     with settings.connect() as connection:
         model = await open_sampling_model(connection, settings)
 
-        def completer(client: object, seed: int) -> TinkerTokenCompleter:
+        def completer(client: SamplingClient, seed: int) -> TinkerTokenCompleter:
             return TinkerTokenCompleter(client, config.max_tokens, config.temperature, seed=seed)
 
         policy, game = completer(model.client, config.seed), config.game
