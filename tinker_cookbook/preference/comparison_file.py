@@ -230,11 +230,7 @@ def _without_prompt(
 
 
 def parse_turns(text: str, place: str = "text") -> list[Message]:
-    """Parses a dialogue ``"\
-    \
-    Human: …\
-    \
-    Assistant: …"``; joins consecutive turns of one speaker."""
+    """Parses a dialogue of ``Human:`` and ``Assistant:``; joins consecutive turns of a speaker."""
     first, *rest = re.split(r"(?:^|\n\n)(Human|Assistant):", text)
     if first.strip() or not rest:
         raise DataFormatError(

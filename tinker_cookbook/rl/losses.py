@@ -86,7 +86,7 @@ def check_loss(config: Any) -> None:
             "loss_normalization: got 'tokens' with stream_minibatch_config, but the number of "
             "tokens is not known when the first minibatch trains; expected 'sum'"
         )
-    # A remote backend checks the loss settings itconfig.
+    # A remote backend checks the loss settings itself.
     kind, _, _ = check_backend(config.backend, config.base_url, config.device, config.dtype)
     if kind == "local":
         # Loads torch, which the local engine needs anyway.

@@ -256,8 +256,7 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
 
         ``win_minus_loss`` is ``(wins - losses) / matchups``, from -1 to 1; in training its mean is
         0. In evaluation ``win_rate`` is ``(1 + win_minus_loss) / 2``: the rate at which the answer
-           beats
-        the fixed one. ``format`` is 1 for an answer that ended with the stop sequence and has
+        beats the fixed one. ``format`` is 1 for an answer that ended with the stop sequence and has
         text.
 
         ``judge_confidence`` is the mean absolute preference, near 0 for a judge that cannot

@@ -1,8 +1,7 @@
 """Executors of other processes and machines: where a group's rollouts run (docs/scale.md).
 
 Ray has no ``concurrent.futures`` executor, so ``RayExecutor`` implements one with its tasks. Dask
-has its
-own: ``distributed.Client(...).get_executor()``.
+has its own: ``distributed.Client(...).get_executor()``.
 """
 
 from __future__ import annotations
