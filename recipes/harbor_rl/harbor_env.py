@@ -323,5 +323,5 @@ class HarborDatasetBuilder(HarborSettings, RLDatasetBuilder):
 
     def _groups(self, tasks: Sequence[HarborTask], size: int) -> list[HarborEnvGroupBuilder]:
         same = {f.name for f in fields(HarborEnvGroupBuilder)} & chz.chz_fields(self).keys()
-        settings = {name: getattr(self, name) for name in same} | {"group_size": size}
-        return [HarborEnvGroupBuilder(task=task, **settings) for task in tasks]
+        settings = {name: getattr(self, name) for name in same - {"group_size"}}
+        return [HarborEnvGroupBuilder(task=task, group_size=size, **settings) for task in tasks]

@@ -387,7 +387,9 @@ class TextArenaDatasetBuilder(GameSettings, BackendSettings, SamplerOptions, RLD
             return train, None
         return train, EvaluationGames(self, seats)
 
-    def group(self, players: Sequence[OpenPlayer], num_games: int, *path: int, **more: Any) -> Any:
+    def group(
+        self, players: Sequence[OpenPlayer], num_games: int, *path: int, **more: Any
+    ) -> TextArenaGroupBuilder:
         """Returns a group of games; their random numbers depend on ``path``."""
         game = GameSettings(**{name: getattr(self, name) for name in chz.chz_fields(GameSettings)})
         renderer, stop = _renderer(self.renderer_name, self.model_name), list(self.stop_condition)

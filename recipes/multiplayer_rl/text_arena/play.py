@@ -19,8 +19,9 @@ import chz
 
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.backends.sampler_options import SamplerOptions
-from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter
+from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter, TokenCompleter
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.official.rl_play_w_env import ManualPolicy, print_trajectory_summary
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.env import (
     STOP_CONDITION,
     TextArenaGroupBuilder,
@@ -35,7 +36,6 @@ from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import (
     RandomOpponent,
 )
 from tinker_cookbook.renderers import Renderer
-from tinker_cookbook.rl.envs.play_w_env import ManualPolicy, print_trajectory_summary
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
@@ -103,8 +103,8 @@ async def play_game(
         raise ConfigurationError(f"human_player_id: got {human_player_id}, expected 0 or 1")
     print_line(f"You are player {human_player_id}. Type moves like: [4]")
     human = ManualPolicy(renderer.tokenizer, multiline=False)
-    policies = [model_token_completer, model_token_completer]
-    policies[human_player_id] = human  # type: ignore[call-overload]
+    policies: list[TokenCompleter] = [model_token_completer, model_token_completer]
+    policies[human_player_id] = human
     played = await asyncio.gather(*map(do_single_rollout, policies, envs))
     print_trajectory_summary(played[human_player_id])
     words = {"win": "You win.", "draw": "A draw.", "loss": "You lose."}
