@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tiny_model import make_tiny_model
 
-from tinker_cookbook.recipes.decisions import table
+from benchmarks.studies import decisions_table as table
 from tinker_cookbook.recipes.rl_numerics_check import train as numerics
 from tinker_cookbook.recipes.rubric import train as rubric
 from tinker_cookbook.recipes.rubric import train_judge

@@ -12,8 +12,8 @@ import chz
 import pytest
 from restricted_server import restricted_server
 
+from benchmarks.studies import decisions_table as table
 from recipes import rl_basic, rl_loop, sl_loop
-from recipes.decisions import table
 from tinker_cookbook.backends import connect, server_probe
 from tinker_cookbook.backends.server_probe import ServerProbe
 from tinker_cookbook.exceptions import BackendError
