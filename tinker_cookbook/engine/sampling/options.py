@@ -143,7 +143,7 @@ class SamplingSettings(LogitOptions):
         added to these. With an empty list, a sample ends only at ``max_tokens``.
         """
         sources = (given,) if options is None else (given, options)
-        found = {
+        found: dict[str, Any] = {
             one.name: value
             for source in sources
             for one in fields(cls)
@@ -158,11 +158,12 @@ class SamplingSettings(LogitOptions):
         tokens = [item for item in stop or () if not isinstance(item, str)]
         try:
             # The keys of a JSON object are strings.
-            bias = {int(token): value for token, value in found.get("logit_bias", {}).items()}
+            bias = found.get("logit_bias", {})
+            found["logit_bias"] = {int(token): value for token, value in bias.items()}
         except ValueError as error:
             raise ConfigurationError(f"logit_bias: expected token ids as keys: {error}") from error
         return cls(
-            **found | {"logit_bias": bias},
+            **found,
             stop_tokens=frozenset((*eos_ids, *tokens)) if ends else frozenset(),
             stop_strings=tuple(item for item in stop or () if isinstance(item, str)),
         )
