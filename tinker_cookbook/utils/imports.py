@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -108,8 +108,7 @@ def _official_source(module: str, name: str) -> str | None:
 
 def find_official_modules() -> None:
     """Lets modules be imported by their official paths (``MODULES`` of the official package)."""
-    # The last finder, so that it is asked only for modules that have no file.
-    sys.meta_path.append(_OfficialFinder({}))
+    sys.meta_path.insert(0, _OfficialFinder({}))
 
 
 def alias_package(alias: str, target: str) -> None:
@@ -147,14 +146,19 @@ class _AliasFinder(MetaPathFinder):
 
 class _OfficialFinder(_AliasFinder):
     def _target(self, name: str) -> str | None:
-        if not name.startswith("tinker_cookbook.") or name == OFFICIAL:
-            return None
         self._targets = importlib.import_module(OFFICIAL).MODULES
         return super()._target(name)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if not fullname.startswith("tinker_cookbook.") or fullname == OFFICIAL:
+            return None
+        # A module that has a file is not an alias. A folder without files is: after an update, a
+        # folder of an earlier version may still hold ``__pycache__``.
+        file = PathFinder.find_spec(fullname, path)
+        if file is not None and file.origin is not None:
+            return None
         spec = super().find_spec(fullname, path, target)
         if spec is not None and spec.submodule_search_locations is not None:
             # Files of the package would be found first, and be second copies of its modules.

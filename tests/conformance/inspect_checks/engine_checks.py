@@ -226,7 +226,9 @@ def test_a_benchmark_has_the_same_answers_and_scores_in_both(stories, stories_mo
     )  # fmt: skip
     result = asyncio.run(run_benchmark("gsm8k", stories, renderer, config))
     evaluator = builder(
-        stories_model, "tinker_cookbook/eval/inspect_bridge/tasks.py@benchmark", tmp_path / "theirs",
+        stories_model,
+        "tinker_cookbook/eval/inspect_bridge/tasks.py@benchmark",
+        tmp_path / "theirs",
         task_args=json.dumps({"name": "gsm8k", "data_path": str(tmp_path)}), max_tokens=40,
     )()  # fmt: skip
     metrics = asyncio.run(evaluator(stories))
