@@ -93,7 +93,7 @@ def test_the_listing_is_quick_and_imports_nothing_heavy():
         ("eval", "tinker_cookbook.eval"),
         ("eval.compare", "tinker_cookbook.eval.compare"),
         # Of a recipe and a loop with one short name the recipe; the loop has its full name.
-        ("distillation.sdft", "recipes.sdft.train"),
+        ("distillation.sdft", "recipes.distillation.sdft"),
         ("tinker_cookbook.distillation.sdft", "tinker_cookbook.distillation.sdft"),
         ("math_rl", "did you mean math_rl.train?"),
         ("sl_bsic", "did you mean 'sl_basic'?"),
