@@ -122,7 +122,10 @@ class DeepcoderDataset(ProblemDataset[DeepcoderEnvGroupBuilder]):
 class DeepcoderDatasetBuilder(ProblemDatasetBuilder):
     """Programming tasks to train on and to evaluate on."""
 
-    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
+    # Optional, as in the official cookbook.
+    renderer_name: str | None = chz.field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=None, doc="Chat format; default: the model's"
+    )
     max_turns: int = chz.field(default=2, doc="Maximum answers of an episode; 1: no tool")
     format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without a code block")
     timeout: int = chz.field(default=6, doc="Seconds of a test")
