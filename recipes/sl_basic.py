@@ -18,6 +18,7 @@ from tinker_cookbook.recipes.start import (
     DEMO_MODEL,
     blueprint_of,
     chat_data,
+    check_one_of,
     conversations,
     example_data,
 )
@@ -74,6 +75,9 @@ class CLIConfig(train.Config):
 
     def build_dataset(self) -> ChatDatasetBuilder:
         """Returns the dataset that the settings name. Your own data: return another builder."""
+        named = self.dataset if self.dataset != "example" else None  # the default
+        check_one_of(dataset=named, dataset_path=self.dataset_path)
+        check_one_of(test_path=self.test_path, test_size=self.test_size)
         common = chat_data(self, self.batch_size, self.max_length, self.train_on_what)
         if self.dataset_path is not None:
             return FromConversationFileBuilder(

@@ -91,6 +91,13 @@ def check_dataset_name(dataset: str, known: Sequence[str]) -> None:
     )
 
 
+def check_one_of(**settings: Any) -> None:
+    """Raises ConfigurationError if more than one of these settings is given (not None or 0)."""
+    given = [f"{name}={value}" for name, value in settings.items() if value]
+    if len(given) > 1:
+        raise ConfigurationError(f"{' and '.join(given)} contradict each other; leave one out")
+
+
 def check_files(settings: Any, *names: str) -> None:
     """Raises DataValidationError for a setting that names a file or folder that does not exist."""
     for name in names:

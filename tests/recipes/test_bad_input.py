@@ -99,7 +99,7 @@ def test_delete_and_a_run_that_cannot_start(refused, recipe_runs, monkeypatch, t
     ("arguments", "words"),
     [
         (["renderer_name=qwen33"], ["renderer_name: got 'qwen33'", "role_colon", "mean 'qwen3'"]),
-        (["dataset=exampel"], ["dataset: got 'exampel'", "no_robots", "mean 'example'"]),
+        (["dataset=exampel"], ["dataset=exampel", "dataset_path=", "leave one out"]),
         (["model_name=smollm"], ["model_name: got 'smollm'", "folder", "SmolLM2-135M-Instruct"]),
         (["batch_size=0"], ["batch_size: got 0", "at least 1"]),
         (["learning_rate=nan"], ["learning_rate: got nan", "at least 0"]),
