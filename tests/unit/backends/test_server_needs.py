@@ -12,7 +12,6 @@ import chz
 import pytest
 from restricted_server import restricted_server
 
-from benchmarks.studies import decisions_table as table
 from recipes import rl_basic, rl_loop, sl_loop
 from tinker_cookbook.backends import connect, server_probe
 from tinker_cookbook.backends.server_probe import ServerProbe
@@ -118,7 +117,6 @@ def test_short_loops_ask_too(server, remote, caplog):
     [
         (rl_loop, rl_loop.Config, {"loss_fn": "ppo"}, "loss_fn=ppo needs .*Set loss_fn=imp"),
         (rl_loop, rl_loop.Config, {"model_name": "tiny"}, "model_name: got tiny, but the server"),
-        (table, table.CLIConfig, {}, "loss=brier soft=False needs custom losses .*Set loss=cross"),
     ],
 )
 def test_a_short_loop_is_refused_before_its_first_step(

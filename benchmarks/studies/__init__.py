@@ -1,1 +1,0 @@
-"""Scripts behind single pages of ``docs/benchmarks``; each names its command in its first line."""
