@@ -40,7 +40,6 @@ LEAVES = tuple(
         "server.openai.responses",
         "structured_output",
         "supervised.data_report",
-        "supervised.near_duplicates",
         "sweep",
         "tool_use.mcp",
         "weights._gguf_",

@@ -16,7 +16,6 @@ import numpy as np
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Message, Renderer
-from tinker_cookbook.supervised.common import tokens_of
 from tinker_cookbook.utils.imports import tinker, torch
 
 L = TypeVar("L", bound=str)
@@ -85,7 +84,7 @@ class LabelRenderer(Generic[L]):
         """Returns tokens and weights of ``convo`` with ``label``, and the first trained index."""
         answer = Message(role="assistant", content=label)
         model_input, weights = self.renderer.build_supervised_example([*convo, answer])
-        return tokens_of(model_input).tolist(), weights, int(weights.nonzero()[0])
+        return model_input.to_ints(), weights, int(weights.nonzero()[0])
 
 
 async def label_logprobs(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ import numpy.typing as npt
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.utils.imports import tinker, torch
-from tinker_cookbook.utils.model_inputs import ChunkKeys, Keys
 
 if TYPE_CHECKING:
     Tokens: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[int]
@@ -25,19 +24,6 @@ if TYPE_CHECKING:
 
 Reduction = Literal["none", "mean"]
 """``none``: each trained token has weight 1. ``mean``: the weights of each example sum to 1."""
-
-
-def tokens_of(model_input: tinker.ModelInput) -> npt.NDArray[np.int64]:
-    """Returns the token ids [T] of a text-only input."""
-    keys = ChunkKeys().keys(model_input)
-    # Keys of images and audio are negative.
-    if (keys < 0).any():
-        kinds = sorted({chunk.type for chunk in model_input.chunks} - {"encoded_text"})
-        raise DataValidationError(
-            f"model_input: got chunks of type {', '.join(kinds)}, expected 'encoded_text' only: "
-            "images and audio have no token ids; leave them out"
-        )
-    return keys
 
 
 def datum_from_model_input_weights(
@@ -80,10 +66,8 @@ def datum_from_tokens_weights(
     reduction: Reduction = "none",
 ) -> tinker.Datum:
     """Returns the datum of ``datum_from_model_input_weights`` for token ids [T] and weights [T]."""
-    ids, values = _truncated(tokens, weights, max_length)
-    # Drop the first weight before the mean, because no position predicts the first token.
-    (reduced,) = _reduce([values[1:]], reduction)
-    return _make_datum(tinker.ModelInput.from_ints(ids[:-1].tolist()), ids[1:], reduced)
+    model_input = tinker.ModelInput.from_ints(np.asarray(tokens).tolist())
+    return datum_from_model_input_weights(model_input, weights, max_length, reduction)
 
 
 def data_from_examples(
@@ -92,43 +76,70 @@ def data_from_examples(
     reduction: Reduction = "none",
 ) -> list[tinker.Datum]:
     """Returns the datums of one split conversation; a mean uses the weights of all of them."""
-    chunks = ChunkKeys()
-    keys_N, values_N = list[Keys](), list[npt.NDArray[np.float32]]()
-    for model_input, weights in examples:
-        keys, values = _truncated(chunks.keys(model_input), weights, max_length)
-        # Keys of image positions are negative.
-        trained_media = np.flatnonzero((keys < 0) & (values != 0))
-        if trained_media.size:
-            at = int(trained_media[0])
+    shifted_N = [_shifted(model_input, max_length) for model_input, _ in examples]
+    values_N: list[npt.NDArray[np.float32]] = []
+    for (model_input, weights), (_, targets) in zip(examples, shifted_N, strict=True):
+        values, expected = np.asarray(weights, dtype=np.float32), (model_input.length,)
+        if values.shape != expected:
             raise DataValidationError(
-                f"weights[{at}]: got {values[at]} at a position of an image, expected 0: images "
-                "are not predicted"
+                f"weights: got shape {values.shape}, expected one weight per token, with "
+                f"shape {expected}"
             )
-        # An image at the end predicts nothing; without it, the sequence may be too short.
-        keys = _at_least_two(ChunkKeys.without_trailing_media(keys))
-        keys_N.append(keys)
         # Position i predicts token i + 1, so the weights start at the second token.
-        values_N.append(values[1 : len(keys)])
+        values = values[1 : len(targets) + 1]
+        for wrong, why in (
+            (~np.isfinite(values), "expected a finite number"),
+            ((targets < 0) & (values != 0), "expected 0: images are not predicted"),
+        ):
+            if wrong.any():
+                at = int(wrong.argmax())
+                raise DataValidationError(f"weights[{at + 1}]: got {values[at]}, {why}")
+        values_N.append(values)
     return [
-        # A target must be a token id: replace the negative key of an image (weight 0) by 0.
-        _make_datum(chunks.model_input(keys[:-1]), np.maximum(keys[1:], 0), values)
-        for keys, values in zip(keys_N, _reduce(values_N, reduction), strict=True)
+        tinker.Datum(
+            model_input=inputs,
+            loss_fn_inputs={
+                "target_tokens": tinker.TensorData.from_numpy(np.maximum(targets, 0)),
+                # A copy, so that the datum does not share memory with the longer array.
+                "weights": tinker.TensorData.from_numpy(values.copy()),
+            },
+        )
+        for (inputs, targets), values in zip(shifted_N, _reduce(values_N, reduction), strict=True)
     ]
 
 
-def _make_datum(
-    model_input: tinker.ModelInput,
-    targets: npt.NDArray[np.int64],
-    weights: npt.NDArray[np.float32],
-) -> tinker.Datum:
-    return tinker.Datum(
-        model_input=model_input,
-        loss_fn_inputs={
-            # Copies, so that the datum does not share memory with the longer arrays.
-            "target_tokens": tinker.TensorData.from_numpy(targets.copy()),
-            "weights": tinker.TensorData.from_numpy(weights.copy()),
-        },
-    )
+def _shifted(
+    model_input: tinker.ModelInput, max_length: int | None = None
+) -> tuple[tinker.ModelInput, npt.NDArray[np.int64]]:
+    """Returns all T tokens but the last as input, and all but the first as targets [T - 1], -1 at
+    the positions of images; at most ``max_length`` of the T tokens."""
+    if max_length is not None and max_length < 2:
+        raise DataValidationError(
+            f"max_length: got {max_length}, expected at least 2 (one token to read and one to "
+            "predict), or None for no limit"
+        )
+    # An image has no token ids.
+    parts = [
+        np.asarray(getattr(c, "tokens", [-1] * c.length), np.int64) for c in model_input.chunks
+    ]
+    ids = np.concatenate([np.empty(0, np.int64), *parts])[:max_length]
+    # An image at the end, maybe a truncated one, predicts nothing.
+    length = int((np.flatnonzero(ids >= 0) + 1).max(initial=0))
+    if length < 2:
+        raise DataValidationError(
+            f"tokens: got {length}, expected at least 2: one to read and one to predict"
+        )
+    chunks: list[Any] = []
+    left = length - 1
+    for chunk in cast("list[Any]", model_input.chunks):
+        if left < chunk.length:  # a chunk of text, since text follows every image
+            # model_construct skips the validation of each token.
+            text = tinker.EncodedTextChunk.model_construct(tokens=chunk.tokens[:left])
+            chunks += [text] if left else []
+            break
+        chunks.append(chunk)
+        left -= chunk.length
+    return tinker.ModelInput(chunks=chunks), ids[1:length]
 
 
 def _reduce(
@@ -153,41 +164,6 @@ def _reduce(
     return [values / np.float32(total) for values in weights]
 
 
-def _truncated(
-    tokens: Tokens, weights: Weights, max_length: int | None
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Returns checked token ids and weights, at most ``max_length`` of them."""
-    ids, values = np.asarray(tokens), np.asarray(weights, dtype=np.float32)
-    if ids.ndim != 1 or ids.shape != values.shape:
-        raise DataValidationError(
-            f"weights: got shape {values.shape}, expected one weight per token, with "
-            f"shape {ids.shape}"
-        )
-    if max_length is not None:
-        if max_length < 2:
-            raise DataValidationError(
-                f"max_length: got {max_length}, expected at least 2 (one token to read and one to "
-                "predict), or None for no limit"
-            )
-        ids, values = ids[:max_length], values[:max_length]
-    _at_least_two(ids)
-    # After the length check, because numpy makes a float array of an empty list.
-    if ids.dtype.kind not in "iu":
-        raise DataValidationError(f"tokens: got dtype {ids.dtype}, expected integers")
-    if not np.isfinite(values).all():
-        at = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise DataValidationError(f"weights[{at}]: got {values[at]}, expected a finite number")
-    return ids.astype(np.int64, copy=False), values
-
-
-def _at_least_two(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if len(ids) < 2:
-        raise DataValidationError(
-            f"tokens: got {len(ids)}, expected at least 2: one to read and one to predict"
-        )
-    return ids
-
-
 def create_rightshifted_model_input_and_leftshifted_targets(
     chunks: Sequence[tinker.ModelInputChunk] | tinker.ModelInput,
 ) -> tuple[tinker.ModelInput, list[int]]:
@@ -197,15 +173,8 @@ def create_rightshifted_model_input_and_leftshifted_targets(
     """
     if not isinstance(chunks, tinker.ModelInput):
         chunks = tinker.ModelInput(chunks=list(chunks))
-    known = ChunkKeys()
-    # Drop an image at the end before the shift by one, because no token follows it.
-    keys = ChunkKeys.without_trailing_media(known.keys(chunks))
-    if len(keys) < 2:
-        raise DataValidationError(
-            f"model_input: got {len(keys)} tokens, expected at least 2: one to read and one to "
-            "predict"
-        )
-    return known.model_input(keys[:-1]), np.maximum(keys[1:], 0).tolist()
+    inputs, targets = _shifted(chunks)
+    return inputs, np.maximum(targets, 0).tolist()
 
 
 def count_loss_tokens(datum: tinker.Datum) -> int:
@@ -218,18 +187,9 @@ def compute_mean_nll(logprobs_list: Sequence[Any], weights_list: Sequence[Any]) 
 
     Both lists have one entry [T] for each datum: ``TensorData``, tensors, arrays or lists.
     """
-    if len(logprobs_list) != len(weights_list):
-        raise DataValidationError(
-            f"weights_list: got {len(weights_list)} entries, expected {len(logprobs_list)}, one "
-            "for each entry of logprobs_list"
-        )
     total, weight = 0.0, 0.0
-    for i, (logprobs, weights) in enumerate(zip(logprobs_list, weights_list, strict=True)):
+    for logprobs, weights in zip(logprobs_list, weights_list, strict=True):
         lp, w = _as_array(logprobs), _as_array(weights)
-        if lp.shape != w.shape:
-            raise DataValidationError(
-                f"weights_list[{i}]: got shape {w.shape}, expected {lp.shape} as its logprobs"
-            )
         # A position with weight 0 may have log-probability -inf, and 0 * inf is NaN.
         used = w != 0
         total -= float(lp[used] @ w[used])

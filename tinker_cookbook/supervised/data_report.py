@@ -1,7 +1,6 @@
 """Report on training data: lengths, truncation, trained tokens, duplicates, overlap with the test.
 
     python -m tinker_cookbook.supervised.data_report dataset=my.jsonl model_name=MODEL
-    python -m tinker_cookbook.supervised.data_report dataset=OWNER/NAME streaming=true max_rows=5000
     python -m tinker_cookbook.supervised.data_report dataset=FOLDER test_path=test.csv out=report
 
 Supervised runs print the report before training and save it in their folder. Texts of up to 50,000
@@ -12,12 +11,11 @@ rendering takes about a millisecond per row. The report states if it is based on
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +24,18 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook import model_info
-from tinker_cookbook.exceptions import ConfigurationError, DataError, TinkerCookbookError
+from tinker_cookbook.exceptions import DataError, TinkerCookbookError
 from tinker_cookbook.renderers import Message, TrainOnWhat, get_text_content, select_trained
-from tinker_cookbook.renderers.core.messages import has_thinking, message_to_jsonable
+from tinker_cookbook.renderers.core.messages import (
+    ensure_list,
+    has_thinking,
+    message_to_jsonable,
+)
 from tinker_cookbook.run.digests import value_digest
 from tinker_cookbook.run.paths import ensure_writable_dir, write_atomically
 from tinker_cookbook.supervised.arrow_rows import without_arrow_nulls
-from tinker_cookbook.supervised.conversation_file import ChatDataset, ConversationRows, chat_dataset
-from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder, stream_hf_dataset
-from tinker_cookbook.supervised.near_duplicates import similar_texts
+from tinker_cookbook.supervised.conversation_file import ChatDataset
+from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
 from tinker_cookbook.supervised.row_datasets import place_of
 from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig, SupervisedDataset
@@ -44,9 +45,9 @@ from tinker_cookbook.utils.terminal import print_line
 
 JSON_FILE, TEXT_FILE = "data_report.json", "data_report.txt"
 MAX_TEXTS = 50_000
-_EXAMPLES = 5
 _BARS = " ▁▂▃▄▅▆▇█"
 _BINS = 16
+_WORD = re.compile(r"[^\W_]+")
 
 
 @dataclass
@@ -55,7 +56,7 @@ class PartReport:
 
     Tokens, lengths and derived values are computed from ``rows_rendered`` rows, duplicates and
     empty answers from ``rows_read`` rows. The length of a conversation that is split into several
-    examples is the length of the longest one.
+    examples is the length of the longest one. Places are ``FILE:LINE``, or ``NAME[N]`` from 0.
     """
 
     rows: int
@@ -73,21 +74,20 @@ class PartReport:
     images: int = 0
     image_tokens: int = 0
     """Tokens of the images in all examples; they are not trained."""
-    loss_tokens: dict[str, int] = field(default_factory=dict)
-    """Trained tokens by the role of their message."""
+    loss_tokens: int = 0
+    """Trained tokens."""
     truncated: int = 0
     """Rows with an example longer than ``max_length``."""
     dropped: int = 0
     """Rows with an example without a trained token after truncation."""
     duplicates: int = 0
     """Rows with the same messages as an earlier row."""
-    duplicate_examples: list[tuple[str, str]] = field(default_factory=list)
-    """Places (``FILE:LINE``, or ``NAME[N]`` with N from 0) of some of these rows, each with the
-    earlier row."""
+    duplicate_example: str = ""
+    """Places of the first of these rows and of the earlier row."""
     empty_answers: int = 0
     """Rows with a trained assistant message without text, thinking or tool call."""
-    empty_examples: list[str] = field(default_factory=list)
-    """Places of some of these rows."""
+    empty_example: str = ""
+    """Place of the first of these rows."""
 
     @property
     def input_tokens(self) -> float:
@@ -107,79 +107,46 @@ class DataReport:
     test_same: int = 0
     """Number of test rows with the same words in the prompt (all user messages) as a training
     row."""
-    test_similar: int = 0
-    """Number of test rows with most word 3-grams of the prompt in common with a training prompt."""
-    test_examples: list[tuple[str, str, float]] = field(default_factory=list)
-    """Places of some of these pairs (test row, training row), the most similar first, with the
-    Jaccard index of their word 3-grams."""
+    test_example: str = ""
+    """Places of the first of these rows and of the training row."""
     seconds: float = 0.0
 
     def lines(self) -> list[str]:
         """Returns the report as text."""
-        train, test = self.train, self.test
-        rows = f"{train.rows:,} training rows"
-        rows += f", {test.rows:,} test rows" if test is not None else ", no test data"
-        lines = [f"data report: {rows}"]
-        if train.rows_read < train.rows:
-            lines.append(
-                f"  sample       texts of {train.rows_read:,} training rows, tokens of "
-                f"{train.rows_rendered:,}"
-            )
-        elif train.rows_rendered < train.rows:
-            lines.append(f"  sample       all texts, tokens of {train.rows_rendered:,} rows")
+        train, test, made = self.train, self.test, self.train.rows_rendered
+        rows = f", {test.rows:,} test rows" if test is not None else ", no test data"
+        lines = [f"data report: {train.rows:,} training rows{rows}"]
+
+        def add(label: str, text: str, example: str = "") -> None:
+            lines.append(f"  {label:<12} {text}{f' ({example})' if example else ''}")
+
+        if made < train.rows:
+            add("sample", f"texts of {train.rows_read:,} training rows, tokens of {made:,}")
         bars = "".join(_BARS[_height(n, max(train.histogram))] for n in train.histogram)
-        lines += [
-            f"  lengths      min {train.length_min}, median {train.length_median:.0f}, p95 "
+        add(
+            "lengths",
+            f"min {train.length_min}, median {train.length_median:.0f}, p95 "
             f"{train.length_p95:.0f}, max {train.length_max} tokens  |{bars}|",
-            f"  truncated    {_share(train.truncated, train.rows_rendered)} longer than "
-            f"max_length={self.max_length}"
-            if self.max_length is not None
-            else "  truncated    none (no max_length)",
-        ]
-        trained = sum(train.loss_tokens.values())
-        roles = ", ".join(f"{role} {count:,}" for role, count in train.loss_tokens.items())
-        lines.append(
-            f"  trained on   {trained:,} of {train.tokens:,} tokens "
-            f"({trained / max(train.tokens, 1):.0%}): {roles or 'none'}"
         )
+        limit = f"{_share(train.truncated, made)} longer than max_length={self.max_length}"
+        add("truncated", "none (no max_length)" if self.max_length is None else limit)
+        share = train.loss_tokens / max(train.tokens, 1)
+        add("trained on", f"{train.loss_tokens:,} of {train.tokens:,} tokens ({share:.0%})")
         if train.images:
             share = train.image_tokens / max(train.tokens, 1)
-            lines.append(
-                f"  images       {train.images:,} with {train.image_tokens:,} tokens ({share:.0%})"
-            )
+            add("images", f"{train.images:,} with {train.image_tokens:,} tokens ({share:.0%})")
         if train.dropped:
-            lines.append(
-                f"  dropped      {_share(train.dropped, train.rows_rendered)} without a token to "
-                f"train on ({self._why_dropped()})"
-            )
-        duplicates = (
-            f"  duplicates   {_share(train.duplicates, train.rows_read)} equal to an earlier one"
-        )
-        if train.duplicate_examples:
-            row, earlier = train.duplicate_examples[0]
-            duplicates += f" ({row} = {earlier})"
-        lines.append(duplicates)
-        empty = (
-            f"  empty        {_share(train.empty_answers, train.rows_read)} with an empty answer"
-        )
-        if train.empty_examples:
-            empty += f" ({train.empty_examples[0]})"
-        lines.append(empty)
+            cut = self.max_length is not None and train.truncated
+            why = "truncated before the answer" if cut else f"train_on_what={self.train_on_what}"
+            add("dropped", f"{_share(train.dropped, made)} without a token to train on", why)
+        same = _share(train.duplicates, train.rows_read)
+        add("duplicates", f"{same} equal to an earlier one", train.duplicate_example)
+        empty = _share(train.empty_answers, train.rows_read)
+        add("empty", f"{empty} with an empty answer", train.empty_example)
         if test is not None:
-            lines.append(self._test_line(test))
+            same = f"{self.test_same} of {test.rows_read:,} test prompts are in the training data"
+            add("test set", same, self.test_example)
         return lines
-
-    def _why_dropped(self) -> str:
-        cut = self.max_length is not None and self.train.truncated
-        return "truncated before the answer" if cut else f"train_on_what={self.train_on_what}"
-
-    def _test_line(self, test: PartReport) -> str:
-        line = f"  test set     {self.test_same} of {test.rows_read:,} test prompts are in the "
-        line += f"training data, {self.test_similar} more similar"
-        if self.test_examples:
-            row, training_row, _ = self.test_examples[0]
-            line += f" ({row} ~ {training_row})"
-        return line
 
     def write(self, folder: Path) -> None:
         """Writes ``data_report.json`` and ``data_report.txt``."""
@@ -203,131 +170,80 @@ def make_report(
     report = DataReport(train, None, builder.common_config.max_length, builder.train_on_what.value)
     if isinstance(test_set, ChatDataset):
         report.test, test_prompts = _part(test_set, max_rows, "test")
-        found = similar_texts(list(test_prompts.values()), list(prompts.values()))
-        rows, test_rows = list(prompts), list(test_prompts)
-        pairs = sorted(found, key=lambda pair: -pair.similarity)
-        report.test_same = sum(pair.similarity == 1.0 for pair in pairs)
-        report.test_similar = len(pairs) - report.test_same
-        place, test_place = (partial(place_of, d.hf_dataset) for d in (train_set, test_set))
-        report.test_examples = [
-            (test_place(test_rows[pair.query]), place(rows[pair.index]), pair.similarity)
-            for pair in pairs[:_EXAMPLES]
-        ]
+        places = {prompt: place for place, prompt in reversed(prompts.items()) if prompt}
+        same = [place for place, prompt in test_prompts.items() if prompt in places]
+        report.test_same = len(same)
+        if same:
+            report.test_example = f"{same[0]} = {places[test_prompts[same[0]]]}"
     report.seconds = time.monotonic() - begun
     return report
 
 
-def _part(data: ChatDataset, max_rows: int, noun: str) -> tuple[PartReport, dict[int, str]]:
-    """Returns the statistics of a dataset, and the prompts of the rows read, by row."""
+def _part(data: ChatDataset, max_rows: int, noun: str) -> tuple[PartReport, dict[str, str]]:
+    """Returns the statistics of a dataset, and the prompts of the rows read, by their place."""
     rows, num_rows = without_arrow_nulls(data.hf_dataset), len(data.hf_dataset)
     place = partial(place_of, rows)
-    read, rendered = _spaced(num_rows, MAX_TEXTS), set(_spaced(num_rows, max_rows).tolist())
-    part = PartReport(num_rows, len(read), 0)
-    lengths, prompts = list[int](), dict[int, str]()
-    loss_tokens: Counter[str] = Counter()
+    rendered = set(_spaced(num_rows, max_rows))
+    part = PartReport(num_rows)
+    lengths, prompts = list[int](), dict[str, str]()
     seen: dict[Any, int] = {}
-    for row in np.union1d(read, np.array(sorted(rendered), dtype=np.int64)).tolist():
+    for row in sorted(rendered.union(_spaced(num_rows, MAX_TEXTS))):
         try:
             messages = data.messages(rows[row])
             if row in rendered:
-                lengths.append(_render(data, messages, part, loss_tokens))
+                lengths.append(_render(data, messages, part))
         except TinkerCookbookError as error:
             raise DataError(f"{place(row)} of the {noun} data: {error}") from error
-        prompts[row] = _prompt(messages)
+        prompts[place(row)] = _prompt(messages)
         earlier = seen.setdefault(_identity(messages), row)
         if earlier != row:
             part.duplicates += 1
-            if len(part.duplicate_examples) < _EXAMPLES:
-                part.duplicate_examples.append((place(row), place(earlier)))
+            part.duplicate_example = part.duplicate_example or f"{place(row)} = {place(earlier)}"
         if _has_empty_answer(messages, data.builder.train_on_what):
             part.empty_answers += 1
-            if len(part.empty_examples) < _EXAMPLES:
-                part.empty_examples.append(place(row))
+            part.empty_example = part.empty_example or place(row)
     part.rows_read, part.rows_rendered = len(prompts), len(lengths)
-    part.loss_tokens = dict(loss_tokens.most_common())
-    _describe_lengths(part, np.array(lengths))
+    part.length_min, part.length_max = min(lengths), max(lengths)
+    part.length_median, part.length_p95 = (float(np.quantile(lengths, q)) for q in (0.5, 0.95))
+    part.histogram = np.histogram(lengths, bins=_BINS)[0].tolist()
     return part, prompts
 
 
-def _spaced(num_rows: int, most: int) -> npt.NDArray[np.int64]:
+def _spaced(num_rows: int, most: int) -> list[int]:
     """Returns up to ``most`` row numbers, evenly spaced, the same in every run."""
-    return np.unique(np.linspace(0, num_rows - 1, min(num_rows, most)).astype(np.int64))
+    return np.linspace(0, num_rows - 1, min(num_rows, most)).astype(np.int64).tolist()
 
 
-def _render(
-    data: ChatDataset, messages: list[Message], part: PartReport, loss_tokens: Counter[str]
-) -> int:
+def _render(data: ChatDataset, messages: list[Message], part: PartReport) -> int:
     """Adds the tokens of a conversation to ``part``; returns the length of its longest example."""
-    what, longest = data.builder.train_on_what, data.builder.common_config.max_length
-    renderer = data.builder.renderer
-    made = renderer.build_merged_examples(messages, what)
-    examples = [(one.length, np.asarray(weights)[:longest]) for one, weights in made]
+    longest = data.builder.common_config.max_length
+    made = data.builder.renderer.build_merged_examples(messages, data.builder.train_on_what)
+    kept: list[npt.NDArray[Any]] = [np.asarray(weights)[:longest] for _, weights in made]
     images = [chunk for one, _ in made for chunk in one.chunks if chunk.type == "image"]
     part.images += len(images)
     part.image_tokens += sum(chunk.length for chunk in images)
     # No position predicts the first token, so its weight has no effect.
-    counts = [int(np.count_nonzero(weights[1:])) for _, weights in examples]
-    part.num_examples += len(examples)
-    part.tokens += sum(len(weights) for _, weights in examples)
-    part.truncated += longest is not None and any(length > longest for length, _ in examples)
+    counts = [int(np.count_nonzero(weights[1:])) for weights in kept]
+    length = max(one.length for one, _ in made)
+    part.num_examples += len(made)
+    part.tokens += sum(map(len, kept))
+    part.loss_tokens += sum(counts)
+    part.truncated += longest is not None and length > longest
     part.dropped += 0 in counts
-    roles = {
-        message["role"]
-        for message, trained in zip(messages, select_trained(messages, what), strict=True)
-        if trained
-    }
-    if len(roles) == 1 and what is not TrainOnWhat.ALL_TOKENS:
-        loss_tokens[roles.pop()] += sum(counts)
-    else:
-        _count_by_role(data, messages, roles, sum(counts), loss_tokens)
-    return max(length for length, _ in examples)
-
-
-def _count_by_role(
-    data: ChatDataset, messages: list[Message], roles: set[str], total: int, found: Counter[str]
-) -> None:
-    """Counts the trained tokens of each role, by rendering with only that role trained."""
-    chosen = select_trained(messages, data.builder.train_on_what)
-    longest, left = data.builder.common_config.max_length, total
-    for role in sorted(roles):
-        marked: list[Any] = [
-            {**message, "trainable": trained and message["role"] == role}
-            for message, trained in zip(messages, chosen, strict=True)
-        ]
-        examples = data.builder.renderer.build_merged_examples(marked, TrainOnWhat.CUSTOMIZED)
-        count = sum(int(np.count_nonzero(np.asarray(w)[1:longest])) for _, w in examples)
-        found[role] += count
-        left -= count
-    # Headers and separators are trained only with all_tokens.
-    if left > 0:
-        found["chat format"] += left
-
-
-def _describe_lengths(part: PartReport, lengths: npt.NDArray[np.int64]) -> None:
-    part.length_min, part.length_max = int(lengths.min()), int(lengths.max())
-    part.length_median, part.length_p95 = (float(np.quantile(lengths, q)) for q in (0.5, 0.95))
-    part.histogram = np.histogram(lengths, bins=_BINS)[0].tolist()
+    return length
 
 
 def _prompt(messages: Sequence[Message]) -> str:
-    """Returns the text of the user messages, or of all messages if there are none.
-
-    With images, each word has their digest, so that texts about other images are not similar.
-    """
+    """Returns the words of the user messages, or of all messages if there are none, and a digest of
+    their images."""
     asked = [m for m in messages if m["role"] == "user"] or messages
-    text = "\n".join(get_text_content(message) for message in asked)
-    if not has_images(asked):
-        return text
-    mark = value_digest([_images(message) for message in asked]) or ""
-    return " ".join(f"{word}{mark[:12]}" for word in text.split()) or mark
+    words = _WORD.findall("\n".join(map(get_text_content, asked)).lower())
+    images = value_digest([_images(m) for m in asked]) if has_images(asked) else None
+    return " ".join([*words, images] if images else words)
 
 
-def _images(message: Message) -> Any:
-    """Returns the parts of a message that are images."""
-    content = message["content"]
-    if isinstance(content, str):
-        return []
-    return [part for part in content if part["type"] == "image"]
+def _images(message: Message) -> list[Any]:
+    return [part for part in ensure_list(message["content"]) if part["type"] == "image"]
 
 
 def _identity(messages: Sequence[Message]) -> Any:
@@ -384,9 +300,6 @@ class Config:
         default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Messages to train on"
     )
     max_rows: int = number(10_000, "Number of rows for the token counts", low=1)
-    streaming: bool = chz.field(
-        default=False, doc="Read only the first max_rows rows, from the Hub without a download"
-    )
     out: str | None = chz.field(
         default=None, doc="Folder for data_report.json and data_report.txt; default: none"
     )
@@ -409,22 +322,7 @@ def main(config: Config) -> None:
         test_size=config.test_size,
         shuffle_seed=config.seed,
     )
-    if config.streaming:
-        for key in ("test_path", "test_size"):
-            if getattr(config, key):
-                raise ConfigurationError(
-                    f"{key}: got {getattr(config, key)} with streaming=true, which reads the first "
-                    f"rows of the training data only; leave {key} out"
-                )
-        name, _, configuration = config.dataset.partition(":")
-        stream = stream_hf_dataset(name, "train", configuration or None)
-        rows = list(islice(stream, config.max_rows))
-        table = ConversationRows(rows, config.dataset, lambda: builder.renderer)
-        print_line(f"dataset: the first {table.columns.line(config.dataset)}")
-        data: tuple[Any, Any] = (chat_dataset(builder, table, 1), None)
-    else:
-        data = builder()
-    report = make_report(*data, config.max_rows)
+    report = make_report(*builder(), config.max_rows)
     assert report is not None
     for line in report.lines():
         print_line(line)

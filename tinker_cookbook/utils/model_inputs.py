@@ -49,11 +49,6 @@ class ChunkKeys:
                 chunks += [chunk] * (len(part) // length)
         return tinker.ModelInput(chunks=chunks)
 
-    @staticmethod
-    def without_trailing_media(keys: Keys) -> Keys:
-        """Returns the keys up to the last token; an image at the end has no target."""
-        return keys[: int(np.flatnonzero(keys >= 0)[-1]) + 1] if (keys >= 0).any() else keys[:0]
-
     def _chunk_keys(self, chunk: tinker.ModelInputChunk) -> Keys:
         tokens = getattr(chunk, "tokens", None)
         if tokens is not None:

@@ -116,7 +116,6 @@ def test_pieces_of_one_conversation_weigh_one_together():
         (([], []), "tokens: got 0, expected at least 2"),
         (([1, 2], [0.0, math.nan]), r"weights\[1\]: got nan, expected a finite number"),
         (([1, 2], [0.0, math.inf]), r"weights\[1\]: got inf"),
-        (([1.5, 2.0], [0.0, 1.0]), "tokens: got dtype float64, expected integers"),
         (([1, 2], [0.0, 1.0], 1), "max_length: got 1, expected at least 2"),
         (([1, 2], [0.0, 1.0], None, "sum"), "reduction: got 'sum', expected 'none' or 'mean'"),
         (([1, 2, 3], [0.0, 1.0, -1.0], None, "mean"), "weights: their sum is 0, expected"),
@@ -162,10 +161,6 @@ def test_mean_nll_is_weighted_over_all_tokens_at_once():
     expected = (1 * 1 + 0.5 * 4 + 2 * 8) / 3.5
     assert compute_mean_nll(logprobs, factors) == pytest.approx(expected, abs=1e-12)
     assert math.isnan(compute_mean_nll([[-1.0]], [[0.0]]))
-    with pytest.raises(DataValidationError, match=r"weights_list\[0\]: got shape \(1,\)"):
-        compute_mean_nll([[-1.0, -1.0]], [[1.0]])
-    with pytest.raises(DataValidationError, match="weights_list: got 0 entries, expected 1"):
-        compute_mean_nll([[-1.0]], [])
 
 
 def test_token_nll_counts_every_trained_token_once_under_any_reduction():
