@@ -28,7 +28,7 @@ from tinker_cookbook.recipes.start import chat_data
 from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.batch_loop import BatchConfig
-from tinker_cookbook.supervised.conversation_row import UnreadKeys, read_row, with_tools
+from tinker_cookbook.supervised.conversation_row import read_row, with_tools
 from tinker_cookbook.supervised.data import (
     StreamingSupervisedDatasetFromHFDataset,
     conversation_to_data,
@@ -135,10 +135,8 @@ class OpenThoughts3Builder(ChatDatasetBuilder):
         """Opens the stream; there is no held-out part."""
         self.common_config.check()
 
-        unread = UnreadKeys()
-
         def to_data(row: Mapping[str, Any]) -> list[tinker.Datum]:
-            messages, tools = read_row(row, "the conversation", unread, "conversations")
+            messages, tools = read_row(row, "the conversation", "conversations")
             return conversation_to_data(
                 with_tools(messages, tools, self.renderer),
                 self.renderer,

@@ -90,7 +90,7 @@ class HHHComparisonBuilder(HubComparisonBuilder):
 
     def example_to_labeled_comparison(self, example: Any) -> LabeledComparison | None:
         """Chosen is A."""
-        return comparison_of_row(example, self.unread_keys)
+        return comparison_of_row(example)
 
 
 @chz.chz

@@ -46,7 +46,7 @@ from tinker_cookbook.run.weights_paths import check_tinker_path, weights_field
 from tinker_cookbook.supervised.conversation_row import data_error
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import file_rows
-from tinker_cookbook.supervised.row_images import LostImages, has_images, with_images
+from tinker_cookbook.supervised.row_images import has_images, with_images
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
 from tinker_cookbook.training.config import TrainingConfig, at_least, number
 from tinker_cookbook.training.session import TrainingSession
@@ -332,10 +332,8 @@ def load_prompts(
     else:
         rows = file_rows(Path(name).expanduser(), f"lines like {_EXPECTED}")
     prompts: list[list[Message]] = []
-    lost = LostImages()
     for where, row in itertools.islice(rows, most):
         prompts.append(prompt_of(row, where))
-        lost.check(prompts[-1], where)
         if renderer is not None and has_images(prompts[-1]):
             with data_error(where):
                 renderer.build_generation_prompt(prompts[-1])

@@ -31,7 +31,6 @@ from tinker_cookbook.preference.comparison import Comparison, LabeledComparison
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.renderers.core.message_keys import REASONING_KEYS
 from tinker_cookbook.supervised.conversation_row import (
-    UnreadKeys,
     checked_messages,
     take_tools,
     tools_of_row,
@@ -69,24 +68,20 @@ def read_comparison_rows(path: str | Path) -> PlacedRows:
     return PlacedRows([row for _, row in lines], [place for place, _ in lines])
 
 
-def comparison_of_row(
-    row: Any, unread: UnreadKeys | None = None, columns: UnreadKeys | None = None
-) -> LabeledComparison | None:
+def comparison_of_row(row: Any) -> LabeledComparison | None:
     """Parses a row in any of the formats above; chosen is A, rejected is B.
 
     Returns None if two conversations without a prompt first differ at a message that is not an
     answer. Raises DataFormatError for a row that cannot be parsed, or that has a part that would
-    be lost. ``unread`` counts the message keys that are not read, ``columns`` the columns.
+    be lost.
     """
     if not isinstance(row, Mapping):
         raise DataFormatError(
             f"got a JSON {type(row).__name__}, expected an object like {EXPECTED}"
         )
-    unread = UnreadKeys() if unread is None else unread
-    columns = UnreadKeys() if columns is None else columns
     try:
         if "comparison" not in row:
-            return _pair(row, unread, columns)
+            return _pair(row)
         # The format of the official package is a pair with other keys, and a label.
         comparison = row["comparison"]
         if not isinstance(comparison, Mapping):
@@ -97,7 +92,7 @@ def comparison_of_row(
         others = {key: row[key] for key in row.keys() - {"comparison", "label"}}
         if twice := others.keys() & comparison.keys():
             raise DataFormatError(f"{min(twice)}: got it twice, also in comparison; leave one out")
-        pair = _pair({**others, **comparison}, unread, columns, _COMPLETIONS)
+        pair = _pair({**others, **comparison}, _COMPLETIONS)
         return None if pair is None else replace(pair, label=row.get("label"))
     except RendererError as error:
         raise DataFormatError(str(error)) from error
@@ -105,8 +100,6 @@ def comparison_of_row(
 
 def _pair(
     row: Mapping[str, Any],
-    unread: UnreadKeys,
-    columns: UnreadKeys,
     names: tuple[str, str] = _SIDES,
 ) -> LabeledComparison | None:
     prompt_key = next((key for key in _PROMPT_KEYS if row.get(key) is not None), None)
@@ -120,7 +113,6 @@ def _pair(
                 f"{key}: got reasoning in a column next to two answers, expected it in the message "
                 "that it precedes"
             )
-    columns.update(name for name in row.keys() - set(known) if row[name] is not None)
     for key in names:
         if row.get(key) is None:
             got = ", ".join(map(repr, row)) or "none"
@@ -137,23 +129,23 @@ def _pair(
     # The images belong to the prompt, and to an answer that repeats it.
     prompt = with_media(row, prompt) if prompt else []
     parts = [with_media(row, part) if _has_prompt(part) else part for part in parts]
-    chosen, rejected = (_checked(part, key, unread) for part, key in zip(parts, names, strict=True))
+    chosen, rejected = (_checked(part, key) for part, key in zip(parts, names, strict=True))
     if prompt_key is None:
         split = _without_prompt(chosen, rejected)
         if split is None:
             return None
         asked, chosen, rejected = split
-        asked = _checked(after_system(row, list(asked)), "system", unread)
+        asked = _checked(after_system(row, list(asked)), "system")
     else:
-        asked = _checked(prompt, prompt_key, unread)
+        asked = _checked(prompt, prompt_key)
         asked, chosen, rejected = _without_repeated_prompt(asked, chosen, rejected)
     return LabeledComparison(_complete(Comparison(asked, chosen, rejected, tools)), "A")
 
 
-def _checked(messages: list[Any], place: str, unread: UnreadKeys) -> list[Message]:
+def _checked(messages: list[Any], place: str) -> list[Message]:
     """Returns normalised messages; raises RendererError that starts with ``place``."""
     try:
-        normal = checked_messages(messages, unread)
+        normal = checked_messages(messages)
     except RendererError as error:
         raise RendererError(f"{place}: {error}") from error
     for i, message in enumerate(normal):

@@ -30,10 +30,10 @@ from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.supervised.arrow_rows import without_arrow_nulls
 from tinker_cookbook.supervised.common import datum_from_model_input_weights
 from tinker_cookbook.supervised.conversation_file import held_out_mask
-from tinker_cookbook.supervised.conversation_row import UnreadKeys, data_error
+from tinker_cookbook.supervised.conversation_row import data_error
 from tinker_cookbook.supervised.data import Rows, SupervisedDatasetFromHFDataset
 from tinker_cookbook.supervised.row_datasets import PlacedRows, place_of
-from tinker_cookbook.supervised.row_images import LostImages, has_images
+from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 from tinker_cookbook.utils.imports import tinker
 
@@ -119,16 +119,6 @@ class ComparisonDatasetBuilder:
         )
 
     @cached_property
-    def unread_keys(self) -> UnreadKeys:
-        """Message keys that were not read; ``example_to_labeled_comparison`` counts them."""
-        return UnreadKeys()
-
-    @cached_property
-    def unread_columns(self) -> UnreadKeys:
-        """Columns that were not read, counted likewise."""
-        return UnreadKeys()
-
-    @cached_property
     def comparison_sets(self) -> tuple[ComparisonSet, ComparisonSet | None]:
         """Training and held-out comparisons in one order, read once."""
         train, test = self.get_train_and_test_datasets()
@@ -148,17 +138,11 @@ class ComparisonDatasetBuilder:
 
     def _comparison_set(self, rows: Rows, part: str) -> ComparisonSet:
         found, rows = ComparisonSet(), without_arrow_nulls(rows)
-        self.unread_keys.clear()
-        self.unread_columns.clear()
         for i in range(len(rows)):
             try:
                 found.add(i, self.example_to_labeled_comparison(rows[i]), place_of(rows, i))
             except TinkerCookbookError as error:
                 raise DataFormatError(f"{place_of(rows, i)}: {error}") from error
-        if self.unread_keys:
-            logger.warning("%s data: %s", part, self.unread_keys.line())
-        if self.unread_columns:
-            logger.warning("%s data: %s", part, self.unread_columns.line("columns"))
         if found.dropped:
             logger.warning("%s data: %s", part, found.dropped.describe())
         if not found.usable:
@@ -197,7 +181,7 @@ class ComparisonBuilderFromJsonl(ComparisonDatasetBuilder):
 
     def example_to_labeled_comparison(self, example: Any) -> LabeledComparison | None:
         """Parses a row; returns None if two dialogues have no common prompt."""
-        return comparison_of_row(example, self.unread_keys, self.unread_columns)
+        return comparison_of_row(example)
 
 
 ToData: TypeAlias = "Callable[[LabeledComparison], list[tinker.Datum] | str]"
@@ -222,11 +206,9 @@ class ComparisonDataset(SupervisedDatasetFromHFDataset):
             return data
 
         super().__init__(list(enumerate(comparisons.usable)), batch_size, flatmap_fn=data_of)
-        lost = LostImages()
         # A missing image must not stop a run in the middle of an epoch.
         for i, labeled in enumerate(comparisons.usable):
             one = labeled.comparison
-            lost.check(one.prompt_conversation, self._where(i))
             if has_images([*one.prompt_conversation, *one.completion_A, *one.completion_B]):
                 with data_error(self._where(i)):
                     to_data(labeled)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -27,14 +26,6 @@ _T = TypeVar("_T")
 _JSON = "json"
 
 
-class RepeatedNameError(ValueError):
-    """An object or a table has several values of one name; Python would keep only the last."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        repeated = [name for name, count in Counter(names).items() if count > 1]
-        super().__init__(f"got several values with the name {', '.join(map(repr, repeated))}")
-
-
 def parquet_stream(file: Path) -> Iterator[dict[str, Any]]:
     """Yields the rows, with one batch at a time in memory; raises DataFormatError."""
     import pyarrow as pa
@@ -42,7 +33,6 @@ def parquet_stream(file: Path) -> Iterator[dict[str, Any]]:
 
     try:
         with pq.ParquetFile(file) as opened:
-            _check_columns(opened.schema_arrow.names, file)
             # pyarrow returns JSON as text.
             clean = _WithoutNulls.of(opened.schema_arrow, decode=True)
             for batch in opened.iter_batches(batch_size=1024):
@@ -63,7 +53,6 @@ def parquet_table(files: Sequence[Path]) -> Sequence[Any]:
             tables.append(pq.read_table(file))
         except (pa.ArrowException, OSError) as error:
             raise DataFormatError(f"{file}: not readable as parquet: {error}") from error
-        _check_columns(tables[-1].column_names, file)
         tables[-1] = _with_resolved_paths(tables[-1], file.parent)
     # Read rows from the columns, without a second copy in the user's cache.
     table = datasets.Dataset(pa.concat_tables(tables))
@@ -99,11 +88,6 @@ def _resolved(cells: pa.ChunkedArray[Any], field: pa.Field[Any], folder: Path) -
     new = pa.array(values, field.type)
     old = pa.concat_arrays(cells.chunks)
     return old if old.equals(new) else new
-
-
-def _check_columns(names: list[str], file: Path) -> None:
-    if len(set(names)) < len(names):
-        raise DataFormatError(f"{file}: {RepeatedNameError(names)}, expected one column of each")
 
 
 def without_arrow_nulls(rows: _T) -> _T:

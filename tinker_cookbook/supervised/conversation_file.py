@@ -7,7 +7,6 @@ Lines of JSON are not unified into columns, so they may differ in tool calls, st
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -35,7 +34,6 @@ from tinker_cookbook.renderers import (
 from tinker_cookbook.supervised.arrow_rows import without_arrow_nulls
 from tinker_cookbook.supervised.conversation_row import (
     EXPECTED,
-    UnreadKeys,
     data_error,
     read_row,
     with_tools,
@@ -48,12 +46,10 @@ from tinker_cookbook.supervised.row_datasets import (
     SupervisedDatasetFromHFDataset,
     conversation_to_data,
 )
-from tinker_cookbook.supervised.row_images import LostImages, has_images
+from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.terminal import print_line
-
-logger = logging.getLogger(__name__)
 
 
 class ChatDataset(SupervisedDatasetFromHFDataset):
@@ -64,7 +60,6 @@ class ChatDataset(SupervisedDatasetFromHFDataset):
     ) -> None:
         super().__init__(rows, batch_size, flatmap_fn=self._to_data)
         self.builder, self._message_field = builder, message_field
-        self._unread = UnreadKeys()
 
     def messages(self, row: Any) -> list[Message]:
         """Returns a row's messages for rendering, with its tools declared; raises DataError."""
@@ -75,7 +70,7 @@ class ChatDataset(SupervisedDatasetFromHFDataset):
             raise DataFormatError(
                 f"message_field: got {field!r}, expected one of the row's fields: {', '.join(row)}"
             )
-        messages, tools = _read_table_row(row, "the conversation", self._unread, field)
+        messages, tools = read_row(row, "the conversation", field)
         with data_error("the conversation: tools"):
             return with_tools(messages, tools, self.builder.renderer)
 
@@ -93,19 +88,6 @@ def chat_dataset(
     """Returns batches of ``rows``: conversations, or objects with a conversation in
     ``message_field``."""
     return ChatDataset(builder, rows, batch_size, message_field)
-
-
-def _read_table_row(
-    row: Any, where: str, unread: UnreadKeys, columns: ColumnsTaken | str
-) -> tuple[list[Message], list[ToolSpec]]:
-    """Reads a row as ``read_row``; logs keys that are not read when a row has them first, since a
-    table is read while training and not before."""
-    known = set(unread)
-    found = read_row(row, where, unread, columns)
-    if len(unread) > len(known):
-        new = UnreadKeys({key: unread[key] for key in unread.keys() - known})
-        logger.warning("%s: %s, and maybe in later rows", where, new.line())
-    return found
 
 
 def read_conversations(
@@ -137,15 +119,13 @@ def _read_file(
     """Returns the conversations with their places."""
     what, file = TrainOnWhat(train_on_what), Path(path).expanduser()
     columns = columns if columns is not None else ColumnsTaken()
-    unread, lost = UnreadKeys(), LostImages()
     conversations: list[list[Message]] = []
     places: list[str] = []
     for where, row in _rows(path):
         if is_unwanted(row):
             columns.num_unwanted += 1
             continue
-        messages, tools = read_row(row, where, unread, columns)
-        lost.check(messages, where)
+        messages, tools = read_row(row, where, columns)
         # Tools are part of the prompt, so they must not be dropped without an error.
         if tools and renderer is None:
             raise DataFormatError(
@@ -179,9 +159,6 @@ def _read_file(
             else f"{file}: the file is empty; expected lines like {EXPECTED}"
         )
     columns.num_rows += len(conversations)
-    # One warning per file, not per line.
-    if unread:
-        logger.warning("%s: %s", file, unread.line())
     return PlacedRows(conversations, places)
 
 
@@ -200,7 +177,7 @@ def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list
             f"expected {expected}"
         )
     where, row = rows[index]
-    return *read_row(row, where, UnreadKeys(), ColumnsTaken()), where
+    return *read_row(row, where, ColumnsTaken()), where
 
 
 def _rows(path: str | Path) -> Iterator[tuple[str, Any]]:
@@ -232,7 +209,6 @@ class ConversationRows:
         self._numbers = wanted_rows(rows, name) if numbers is None else numbers
         left_out = len(rows) - len(self._numbers) if numbers is None else 0
         self.columns = ColumnsTaken(num_rows=len(self._numbers), num_unwanted=left_out)
-        self._unread, self._lost = UnreadKeys(), LostImages()
         # The first row determines the layout; an unknown layout fails before anything is loaded,
         # and so do images for a model without.
         if len(self) and has_images(self._read(0)[0]):
@@ -261,9 +237,7 @@ class ConversationRows:
 
     def _read(self, index: int) -> tuple[list[Message], list[ToolSpec]]:
         row = self._rows[int(self._numbers[index])]
-        found = _read_table_row(row, self.place(index), self._unread, self.columns)
-        self._lost.check(found[0], self.place(index))
-        return found
+        return read_row(row, self.place(index), self.columns)
 
 
 def wanted_rows(rows: Rows, name: str) -> npt.NDArray[np.int64]:

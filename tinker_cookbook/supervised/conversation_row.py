@@ -7,7 +7,6 @@ tokens, or is refused in the same words everywhere.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,25 +20,14 @@ from tinker_cookbook.renderers import (
     normalize_messages,
 )
 from tinker_cookbook.renderers.core.checks import check_roles
-from tinker_cookbook.renderers.core.message_keys import KNOWN_KEYS
 from tinker_cookbook.renderers.core.tool_calls import TOOL_SHAPE, read_tool
 from tinker_cookbook.supervised.layouts import TOOLS, ColumnsTaken, find_layout
 
 EXPECTED = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
 
 
-class UnreadKeys(Counter[str]):
-    """Number of messages with each key that is not read (and does not affect training)."""
-
-    def line(self, what: str = "message keys") -> str:
-        """Returns the message to the user."""
-        return f"{what} that are not read: " + ", ".join(
-            f"{key} ({count:,})" for key, count in sorted(self.items())
-        )
-
-
 def read_row(
-    row: Any, where: str, unread: UnreadKeys, columns: ColumnsTaken | str
+    row: Any, where: str, columns: ColumnsTaken | str
 ) -> tuple[list[Message], list[ToolSpec]]:
     """Returns a row's messages and tools; raises DataFormatError that starts with ``where``.
 
@@ -56,17 +44,14 @@ def read_row(
         messages = layout.messages(row)
     with data_error(where):
         system_tools = take_tools(messages)
-        return checked_messages(messages, unread), tools_of_row(row, system_tools)
+        return checked_messages(messages), tools_of_row(row, system_tools)
 
 
-def checked_messages(messages: Any, unread: UnreadKeys) -> list[Message]:
+def checked_messages(messages: Any) -> list[Message]:
     """Returns normalised messages; raises RendererError for a role that no chat format has, or a
-    key that must not be ignored. Counts the other unknown keys in ``unread``."""
+    key that must not be ignored."""
     normal = normalize_messages(messages)
     check_roles(normal)
-    for message in normal:
-        if not message.keys() <= KNOWN_KEYS:
-            unread.update(message.keys() - KNOWN_KEYS)
     return normal
 
 

@@ -10,25 +10,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tinker_cookbook.exceptions import DataFormatError, DataValidationError
-from tinker_cookbook.supervised.arrow_rows import (
-    RepeatedNameError,
-    parquet_stream,
-    parquet_table,
-)
+from tinker_cookbook.supervised.arrow_rows import parquet_stream, parquet_table
 from tinker_cookbook.supervised.row_images import resolve_paths
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 _NO_FILE = f"no file that ends in {', '.join(SUFFIXES)}"
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise RepeatedNameError(name for name, _ in pairs)
-    return found
-
-
-_JSON = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def json_lines(file: Path, expected: str = "one JSON object per line") -> Iterator[tuple[str, Any]]:
@@ -47,7 +33,7 @@ def json_lines(file: Path, expected: str = "one JSON object per line") -> Iterat
                 # The file may start with a byte-order mark.
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip()
                 if line:
-                    yield f"{file}:{number}", _JSON.decode(line)
+                    yield f"{file}:{number}", json.loads(line)
     except json.JSONDecodeError as error:
         hint = "; the file looks like one JSON array: write one object per line instead"
         problem = error.msg.removesuffix(" at")  # of an unterminated string
@@ -55,8 +41,6 @@ def json_lines(file: Path, expected: str = "one JSON object per line") -> Iterat
             f"{file}:{number}: not JSON ({problem} at column {error.colno}); expected {expected}"
             f"{hint if error.doc.lstrip().startswith('[') else ''}"
         ) from error
-    except RepeatedNameError as error:
-        raise DataFormatError(f"{file}:{number}: {error}, expected one of each") from error
     except UnicodeDecodeError as error:
         raise DataFormatError(
             f"{file}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the line); save "
@@ -152,7 +136,7 @@ def _csv_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 def _check_header(header: list[str], separator: str, file: Path) -> None:
     if len(set(header)) < len(header):
-        raise DataFormatError(f"{file}:1: {RepeatedNameError(header)}, expected one column of each")
+        raise DataFormatError(f"{file}:1: got a column twice in {', '.join(header)}; rename one")
     other = next((mark for mark in ";\t,|" if len(header) == 1 and mark in header[0]), None)
     if other is not None:
         raise DataFormatError(
@@ -219,9 +203,7 @@ def local_files(path: Path, split: str) -> list[Path]:
 def _json_array(file: Path) -> list[Any]:
     try:
         text = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
-        rows = json.loads(text, object_pairs_hook=_object)
-    except RepeatedNameError as error:
-        raise DataFormatError(f"{file}: {error} in one object, expected one of each") from error
+        rows = json.loads(text)
     except json.JSONDecodeError as error:
         # Some tools use the suffix .json for files with one object per line.
         if error.msg == "Extra data":

@@ -10,27 +10,23 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Generic, Self, TypeVar
 
-from tinker_cookbook.exceptions import ConfigurationError
-
 T = TypeVar("T")
 
 _END: Any = object()
 
 
 class Prefetcher(Generic[T]):
-    """Iterator that prefetches up to ``depth`` items of an iterable in a background thread::
+    """Prefetches up to ``depth`` items of an iterable in a background thread::
 
         with Prefetcher(batches) as ahead:
             batch = await ahead.next()
 
-    ``async for`` and ``for`` work too. An error of the iterable is raised at its item, with the
-    traceback of the thread, and ends the iteration. The iterable runs in one thread, so it may
-    change state between items (for example call ``dataset.set_epoch``).
+    An error of the iterable is raised at its item, with the traceback of the thread, and ends the
+    iteration. The iterable runs in one thread, so it may change state between items (for example
+    call ``dataset.set_epoch``).
     """
 
     def __init__(self, items: Iterable[T], depth: int = 2) -> None:
-        if depth < 1:
-            raise ConfigurationError(f"depth: got {depth}, expected at least 1 item ahead")
         self._items: Iterator[T] = iter(items)
         # The thread receives a future for each requested item. Unlike waiting for a queue, waiting
         # for a future can be cancelled without leaving a thread behind.
@@ -44,59 +40,28 @@ class Prefetcher(Generic[T]):
 
     async def next(self) -> T:
         """Returns the next item without blocking the event loop; StopAsyncIteration at the end."""
-        future = self._take()
-        item = _END if future is None else await asyncio.wrap_future(future)
+        future = self._ahead.popleft()
+        # Request immediately, so that ``depth`` items stay in preparation.
+        self._request()
+        item = await asyncio.wrap_future(future)
         if item is _END:
-            self.close()
             raise StopAsyncIteration
-        return item
-
-    def close(self) -> None:
-        """Stops the thread; drops an item in preparation."""
-        for future in self._ahead:
-            # The thread skips cancelled requests, so it ends after the item in preparation.
-            future.cancel()
-        self._ahead.clear()
-        self._requests.put(None)
-        # A thread cannot join itself.
-        if threading.current_thread() is not self._thread:
-            # Long enough for a batch; an iterable that hangs must not block the end of the run.
-            self._thread.join(timeout=1.0)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    __anext__ = next
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> T:
-        future = self._take()
-        item = _END if future is None else future.result()
-        if item is _END:
-            self.close()
-            raise StopIteration
         return item
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        for future in self._ahead:
+            # The thread skips cancelled requests, so it ends after the item in preparation.
+            future.cancel()
+        self._requests.put(None)
+        # Long enough for a batch; an iterable that hangs must not block the end of the run.
+        self._thread.join(timeout=1.0)
 
     def _request(self) -> None:
         self._ahead.append(Future())
         self._requests.put(self._ahead[-1])
-
-    def _take(self) -> Future[T] | None:
-        """Returns the future of the next item (None after the end), and requests another item."""
-        if not self._ahead:
-            return None
-        future = self._ahead.popleft()
-        # Request immediately, so that ``depth`` items stay in preparation.
-        self._request()
-        return future
 
     def _work(self) -> None:
         while (future := self._requests.get()) is not None:

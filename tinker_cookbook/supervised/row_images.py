@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tinker_cookbook.exceptions import DataFormatError, RendererError
+from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.core.image_parts import IMAGE_TYPES, VALUES
 
 IMAGE_COLUMNS = ("images", "image", "image_paths", "image_path")
@@ -63,32 +63,6 @@ def with_images(row: Mapping[str, Any], messages: list[Any]) -> list[Any]:
         )
     left = iter(images)
     return [fill(m, left) if n or empty else m for m, n in zip(messages, asked, strict=True)]
-
-
-class LostImages:
-    """Finds rows whose mark ``<image>`` has no image, in a dataset whose other rows have images.
-
-    Without any image in the dataset, the mark is ordinary text, such as a text about HTML.
-    """
-
-    def __init__(self) -> None:
-        self._shown = self._lost = ""
-
-    def check(self, messages: Sequence[Mapping[str, Any]], where: str) -> None:
-        """Adds a row; raises DataFormatError, which begins with the place of the row that has a
-        mark in a question and no image, once another row has an image."""
-        if has_images(messages):
-            self._shown = self._shown or where
-        elif not self._lost:
-            asked = (i for i, m in enumerate(messages) if m["role"] == "user" and _has_mark(m))
-            i = next(asked, None)
-            self._lost = "" if i is None else f"{where}: messages[{i}].content"
-        if self._shown and self._lost:
-            raise DataFormatError(
-                f"{self._lost}: got the mark {MARK} and no image, but {self._shown} has one; "
-                "expected the row's image in the column images; rows whose text only mentions the "
-                "mark belong in a file without images"
-            )
 
 
 def resolve_paths(value: Any, folder: Path) -> None:
@@ -165,10 +139,6 @@ def _is_image(part: Any) -> bool:
 
 def _is_empty(part: Mapping[str, Any]) -> bool:
     return not any(_is_filled(part.get(key)) for key in VALUES)
-
-
-def _has_mark(message: Any) -> bool:
-    return any(MARK in text for text in _texts(message))
 
 
 def _texts(message: Any) -> list[str]:

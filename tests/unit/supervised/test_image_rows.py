@@ -6,24 +6,17 @@ import asyncio
 import base64
 import json
 import shutil
-from contextlib import nullcontext
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from tinker_cookbook.distillation.datasets import PromptOnlyDatasetBuilder, load_prompts
-from tinker_cookbook.eval.benchmarks import BenchmarkConfig
-from tinker_cookbook.eval.benchmarks.questions import OwnQuestions
+from tinker_cookbook.distillation.datasets import PromptOnlyDatasetBuilder
 from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.image_processing_utils import png_bytes
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons
 from tinker_cookbook.preference.preference_datasets import (
     ComparisonBuilderFromJsonl,
-    ComparisonDataset,
 )
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.supervised.conversation_file import ConversationRows, read_conversations
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -282,50 +275,6 @@ def test_pairs_share_the_image_of_their_prompt(vision_tokenizer, folder):
     ):
         with pytest.raises(DataError, match=rf"pairs\.jsonl:\d: .*{error}"):
             built(row, **settings)
-
-
-def test_a_mark_without_an_image_is_an_error_where_other_rows_have_images(folder):
-    """In every reader of rows; a file without images may have texts about HTML."""
-    said = "What is <image> in HTML?"
-    html = {"messages": [{"role": "user", "content": said}, RED]}
-    turns = [{"from": "human", "value": "<image>What?"}, {"from": "gpt", "value": "red"}]
-    shown, answer = {"messages": asked(PICTURE)}, {"role": "assistant", "content": "<image>"}
-    pair = {"prompt": said, "chosen": "red", "rejected": "blue"}
-    talk = read_conversations
-    own = {"question": said, "answer": "red"}
-    path = folder / "rows.jsonl"
-
-    def questions(file):
-        return OwnQuestions(Path(file), "exact").load_examples(BenchmarkConfig())
-
-    def pairs(file):
-        builder = ComparisonBuilderFromJsonl(train_path=file)
-        return ComparisonDataset(builder.comparison_sets[0], 1, lambda pair: "")
-
-    def table(file):
-        rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
-        found = ConversationRows(rows, file, lambda: SimpleNamespace(build_supervised_example=str))
-        return [found[i] for i in range(len(found))]
-
-    lost = r"jsonl(:2|\[1\]): messages\[0\].content: got the mark .* but .*jsonl(:1|\[0\]) "
-    for load, rows, error in (
-        (talk, [shown, html], lost),
-        (talk, [{"image": FILE, "conversations": turns}, {"conversations": turns}], lost),
-        (table, [shown, html], lost),
-        (load_prompts, [shown, {"prompt": said}], lost),
-        (pairs, [{**pair, "prompt": "What?", "image": FILE}, pair], lost),
-        (questions, [{**own, "question": "What?", "image": FILE}, own], lost),
-        (talk, [html, shown], "rows.jsonl:1: messages.0..content: .* but .*rows.jsonl:2 has"),
-        (talk, [html, html], None),
-        (talk, [shown, {"messages": [{"role": "user", "content": "Draw."}, answer]}], None),
-        (load_prompts, [{"prompt": said}], None),
-        (pairs, [pair, pair], None),
-        (questions, [own], None),
-        (table, [html, html], None),
-    ):
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        with pytest.raises(DataError, match=error) if error else nullcontext():
-            load(str(path))
 
 
 def test_prompts_of_distillation_have_images(vision_tokenizer, folder):

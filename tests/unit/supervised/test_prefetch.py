@@ -12,17 +12,19 @@ import pytest
 from tinker_cookbook.supervised.prefetch import Prefetcher
 
 
+async def collected(ahead):
+    found = []
+    while True:
+        try:
+            found.append(await ahead.next())
+        except StopAsyncIteration:
+            return found
+
+
 def test_items_come_in_order_and_end():
     with Prefetcher(range(20), depth=3) as ahead:
-        assert list(ahead) == list(range(20))
-        assert list(ahead) == []
-
-    async def collect():
-        with Prefetcher(iter("abc")) as letters:
-            first = await letters.next()
-            return [first, *[letter async for letter in letters]]
-
-    assert asyncio.run(collect()) == ["a", "b", "c"]
+        assert asyncio.run(collected(ahead)) == list(range(20))
+        assert asyncio.run(collected(ahead)) == []
 
 
 def test_depth_items_are_prepared_before_they_are_asked_for_and_not_more():
@@ -39,7 +41,7 @@ def test_depth_items_are_prepared_before_they_are_asked_for_and_not_more():
             time.sleep(0.005)
         time.sleep(0.05)
         assert made == [(i, "prefetch") for i in range(3)]
-        assert next(ahead) == 0
+        assert asyncio.run(ahead.next()) == 0
         while len(made) < 4 and time.monotonic() < deadline:
             time.sleep(0.005)
         assert len(made) == 4

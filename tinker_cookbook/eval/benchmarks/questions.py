@@ -47,7 +47,7 @@ from tinker_cookbook.grading.texts import comparable_text
 from tinker_cookbook.image_processing_utils import open_image
 from tinker_cookbook.judges.judge import LabelJudge
 from tinker_cookbook.renderers import Message, get_text_content
-from tinker_cookbook.supervised.conversation_row import UnreadKeys, checked_messages, data_error
+from tinker_cookbook.supervised.conversation_row import checked_messages, data_error
 from tinker_cookbook.supervised.json_files import SUFFIXES, file_rows
 from tinker_cookbook.supervised.layouts import (
     check_columns,
@@ -55,7 +55,7 @@ from tinker_cookbook.supervised.layouts import (
     read_question,
     with_media,
 )
-from tinker_cookbook.supervised.row_images import MARK, LostImages, resolve_paths
+from tinker_cookbook.supervised.row_images import MARK, resolve_paths
 
 MATCHES = ("exact", "regex", "math", "letter", "judge:TEXT")
 _QUESTIONS = ("question", "prompt", "problem", "query", "instruction", "input")
@@ -107,12 +107,11 @@ class OwnQuestions(ExampleBenchmark):
                 f"data_path: got {config.data_path!r} for {self.path}, which is the data; expected "
                 "no data_path, or names of benchmarks in tasks"
             )
-        lost = LostImages()
         return with_unique_ids(
-            self._example(where, row, lost) for where, row in file_rows(self.path, _EXPECTED)
+            self._example(where, row) for where, row in file_rows(self.path, _EXPECTED)
         )
 
-    def _example(self, where: str, row: Any, lost: LostImages) -> Example:
+    def _example(self, where: str, row: Any) -> Example:
         if not isinstance(row, Mapping):
             raise DataFormatError(f"{where}: got a JSON {type(row).__name__}, expected {_EXPECTED}")
         letters = ""
@@ -123,7 +122,6 @@ class OwnQuestions(ExampleBenchmark):
         if self.match == "regex":
             for answer in answers:
                 _check_pattern(answer, where)
-        lost.check(messages, where)
         _check_images(messages, where)
         question = get_text_content(messages[-1])
         return Example(
@@ -205,7 +203,7 @@ def _split(row: Mapping[str, Any], needs_answer: bool) -> tuple[list[Message], l
     else:
         check_columns(rest, (*rest, asked))
         raw = with_media(rest, read_question(rest, asked, inputs=asked != "input"))
-    messages = checked_messages(raw, UnreadKeys())
+    messages = checked_messages(raw)
     # Without a column for the answer, the last message is the answer.
     if column is None and messages[-1]["role"] == "assistant":
         answers: list[str] = [get_text_content(messages.pop())]
