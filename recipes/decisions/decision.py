@@ -7,19 +7,14 @@ The model's probabilities of that token are normalised over the choices. Nothing
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from tinker_cookbook.backends import SamplingClient
-from tinker_cookbook.exceptions import (
-    BackendError,
-    ConfigurationError,
-    DataValidationError,
-    RendererError,
-)
+from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataValidationError
 from tinker_cookbook.judges.labels import LabelRenderer
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.utils.imports import tinker
@@ -89,43 +84,31 @@ class PrefixedChoiceRenderer(ChoiceRenderer):
     Every id, and the placeholder that the model is shown, must be one token after the prefix.
     """
 
-    IDS = string.ascii_uppercase
-
     def __init__(self, renderer: Renderer, prefix: str = "choice#", placeholder: str = "?") -> None:
         self.tokenizer, self.prefix = renderer.tokenizer, prefix
-        self.prefix_tokens = self._encode(prefix)
-        self.answer_tokens = self._encode(prefix + placeholder)
-        self._last_token(placeholder, self.answer_tokens)
+        self.answer_tokens = self._encode(placeholder)
 
     def render_choices(self, labels: Sequence[str]) -> ChoiceRendering:
         """Returns the replies; raises ``ConfigurationError`` if an id is not one token."""
-        if len(labels) > len(self.IDS):
-            raise ConfigurationError(
-                f"choices: got {len(labels)}, expected at most {len(self.IDS)}"
-            )
-        tokens = {
-            label: self._last_token(choice_id, self._encode(self.prefix + choice_id))
-            for label, choice_id in zip(labels, self.IDS, strict=False)
-        }
-        if len(set(tokens.values())) < len(labels):
-            raise ConfigurationError(
-                f"prefix: after {self.prefix!r} two ids have the same token ({tokens}), expected "
-                "different ones; choose another prefix"
-            )
-        return ChoiceRendering(self.answer_tokens, len(self.prefix_tokens), tokens)
+        return self.with_ids(dict(zip(labels, string.ascii_uppercase, strict=False)))
 
-    def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+    def with_ids(self, ids: Mapping[str, str]) -> ChoiceRendering:
+        """Returns the replies in which each label has its id after the prefix."""
+        tokens = {label: self._encode(name)[-1] for label, name in ids.items()}
+        return ChoiceRendering(self.answer_tokens, len(self.answer_tokens) - 1, tokens)
 
-    def _last_token(self, name: str, tokens: list[int]) -> int:
-        n = len(self.prefix_tokens)
-        if tokens[:n] != self.prefix_tokens or len(tokens) != n + 1:
+    def _encode(self, name: str) -> list[int]:
+        prefix, tokens = (
+            list(self.tokenizer.encode(text, add_special_tokens=False))
+            for text in (self.prefix, self.prefix + name)
+        )
+        if tokens[:-1] != prefix:
             raise ConfigurationError(
                 f"prefix: {self.prefix + name!r} is tokenized as {tokens}, expected the tokens of "
-                f"{self.prefix!r}, {self.prefix_tokens}, and one more; choose a prefix that ends "
-                "where a token ends"
+                f"{self.prefix!r}, {prefix}, and one more; choose a prefix that ends where a token "
+                "ends"
             )
-        return tokens[n]
+        return tokens
 
 
 @dataclass(frozen=True)
@@ -135,11 +118,6 @@ class DecisionRendering:
     tokens: list[int]
     choice_pos: int
     label_tokens: dict[str, int]
-
-    @property
-    def labels(self) -> list[str]:
-        """The labels, in the order of the choices."""
-        return list(self.label_tokens)
 
     def with_label(self, label: str) -> list[int]:
         """Returns ``tokens`` with the token of ``label``."""
@@ -170,16 +148,14 @@ class DecisionRenderer:
     def render(self, decision: Decision) -> DecisionRendering:
         """Returns the tokens of the decision.
 
-        Raises:
-            RendererError: The choice renderer has other labels than the decision.
-            ConfigurationError: The chat format writes two replies alike.
+        Raises ConfigurationError if there are more choices than ids, or if the chat format writes
+        two replies alike.
         """
-        labels = decision.labels
-        choices = self.choice_renderer.render_choices(labels)
-        if set(choices.label_tokens) != set(labels):
-            raise RendererError(
-                f"choice_renderer: got tokens for {sorted(choices.label_tokens)}, expected them "
-                f"for {sorted(labels)}"
+        choices = self.choice_renderer.render_choices(decision.labels)
+        if missing := set(decision.labels) - set(choices.label_tokens):
+            raise ConfigurationError(
+                f"choices: got {len(decision.choices)}, and no id for {sorted(missing)}; the "
+                f"choice renderer has {len(choices.label_tokens)}"
             )
         convo, replies = self._messages(decision, choices)
         # A reply may be tokenized differently within the conversation, so its tokens are
@@ -189,13 +165,11 @@ class DecisionRenderer:
             self._replies[key] = LabelRenderer(self.renderer, replies, convo)
         found = self._replies[key]
         prompt = found.prompt(convo).to_ints()
-        tokens = found.tokens
+        tokens = [found.tokens[reply] for reply in replies]
         return DecisionRendering(
             tokens=[*prompt, choices.answer_tokens[choices.answer_position]],
             choice_pos=len(prompt),
-            label_tokens={
-                label: tokens[reply] for label, reply in zip(labels, replies, strict=True)
-            },
+            label_tokens=dict(zip(decision.labels, tokens, strict=True)),
         )
 
     def _messages(
@@ -228,10 +202,10 @@ async def sample_decision(
     """
     import torch
 
-    labels, at = rendering.labels, rendering.choice_pos
+    tokens, at = torch.tensor([*rendering.label_tokens.values()]), rendering.choice_pos
     # Row i has the tokens that are scored at prompt position i + 1; -1 scores none.
-    targets = torch.full((len(rendering.tokens) - 1, len(labels)), -1, dtype=torch.int64)
-    targets[at - 1] = torch.tensor([rendering.label_tokens[label] for label in labels])
+    targets = torch.full((len(rendering.tokens) - 1, len(tokens)), -1, dtype=torch.int64)
+    targets[at - 1] = tokens
     client: Any = sampling_client
     response = await client.sample(
         prompt=tinker.ModelInput.from_ints(rendering.tokens),
@@ -246,4 +220,4 @@ async def sample_decision(
         )
     logprobs = np.asarray(response.target_prompt_logprobs.to_torch()[at - 1], dtype=np.float64)
     probabilities = np.exp(logprobs - np.logaddexp.reduce(logprobs))
-    return dict(zip(labels, map(float, probabilities), strict=True))
+    return dict(zip(rendering.label_tokens, map(float, probabilities), strict=True))

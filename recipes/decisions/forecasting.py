@@ -18,11 +18,9 @@ from collections.abc import Mapping, Sequence
 import chz
 import numpy as np
 
-from tinker_cookbook import checkpoint_utils, cli_utils
+from tinker_cookbook import cli_utils
 from tinker_cookbook.backends import SamplingClient, TrainingClient
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.decisions.decision import (
-    ChoiceRenderer,
     ChoiceRendering,
     Decision,
     DecisionRenderer,
@@ -36,14 +34,13 @@ from tinker_cookbook.recipes.forecasting.data import (
     MarketSettings,
 )
 from tinker_cookbook.recipes.forecasting.env import (
-    CalibrationBin,
     brier_reward,
     calibration_error,
     calibration_table,
+    print_calibration,
     roc_auc,
 )
-from tinker_cookbook.recipes.forecasting.train import show
-from tinker_cookbook.recipes.own_loop import run_own_loop
+from tinker_cookbook.recipes.own_loop import run_own_loop, save_step
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.run.loggers import Logger
@@ -80,23 +77,12 @@ def brier_score_loss(choice_probs: torch.Tensor, target_probs: torch.Tensor) -> 
     return (choice_probs - target_probs).square().sum()
 
 
-class YesNoChoiceRenderer(ChoiceRenderer):
+class YesNoChoiceRenderer(PrefixedChoiceRenderer):
     """Replies ``choice#Y`` and ``choice#N`` for the labels yes and no."""
 
-    def __init__(self, renderer: Renderer) -> None:
-        self.tokenizer = renderer.tokenizer
-        self._letters = PrefixedChoiceRenderer(renderer)
-
     def render_choices(self, labels: Sequence[str]) -> ChoiceRendering:
-        """Returns the replies; raises ``ConfigurationError`` for other labels."""
-        if set(labels) != set(REPLIES):
-            raise ConfigurationError(f"choices: got {list(labels)}, expected yes and no")
-        letters = self._letters
-        tokens = {
-            label: letters._last_token(REPLIES[label], letters._encode(REPLIES[label]))
-            for label in labels
-        }
-        return ChoiceRendering(letters.answer_tokens, len(letters.prefix_tokens), tokens)
+        """Returns the replies."""
+        return self.with_ids({label: REPLIES[label][-1] for label in labels})
 
 
 @chz.chz
@@ -134,12 +120,8 @@ async def forecasts_of(
     examples: Sequence[ForecastExample],
 ) -> list[tuple[float, int]]:
     """Returns the probability of yes and the outcome of each market."""
-    found = await asyncio.gather(
-        *(
-            sample_decision(sampling_client, decision_renderer.render(forecast_decision(one)))
-            for one in examples
-        )
-    )
+    renderings = [decision_renderer.render(forecast_decision(one)) for one in examples]
+    found = await asyncio.gather(*(sample_decision(sampling_client, one) for one in renderings))
     return [(p[YES], one.outcome) for p, one in zip(found, examples, strict=True)]
 
 
@@ -148,16 +130,18 @@ async def evaluate_forecasts(
     decision_renderer: DecisionRenderer,
     examples: Sequence[ForecastExample],
 ) -> dict[str, float]:
-    """Returns Brier reward, accuracy, calibration error and, with both outcomes, AUC."""
-    return _metrics(await forecasts_of(sampling_client, decision_renderer, examples))
+    """Returns Brier reward, accuracy, calibration error and, with both outcomes, AUC.
 
-
-def _metrics(pairs: Sequence[tuple[float, int]]) -> dict[str, float]:
+    Prints the calibration.
+    """
+    pairs = await forecasts_of(sampling_client, decision_renderer, examples)
+    table = calibration_table(pairs)
+    print_calibration(table)
     right = [0.5 if p == 0.5 else float((p > 0.5) == bool(y)) for p, y in pairs]
     metrics = {
         "brier_reward": float(np.mean([brier_reward(p, y) for p, y in pairs])),
         "accuracy": float(np.mean(right)),
-        "calibration_error": calibration_error(calibration_table(pairs)),
+        "calibration_error": calibration_error(table),
     }
     auc = roc_auc(pairs)
     return metrics if auc is None else {**metrics, "auc": auc}
@@ -173,48 +157,38 @@ async def train(
     ml_logger: Logger,
     log_path: str,
     start_step: int = 0,
-) -> list[CalibrationBin]:
-    """Trains on decisions with their outcomes; returns the calibration of the final weights."""
-    per_epoch = _steps_per_epoch(cfg, train_examples)
+) -> None:
+    """Trains on decisions with their outcomes, and evaluates."""
+    cfg = chz.replace(cfg, log_path=log_path)
     total = _count_steps(cfg, train_examples)
-    rate = cfg.rate
     loss = probability_loss(brier_score_loss)
 
-    async def evaluate() -> list[tuple[float, int]]:
+    async def evaluate() -> dict[str, float]:
         client = await training_client.save_weights_and_get_sampling_client()
-        return await forecasts_of(client, decision_renderer, validation)
+        found = await evaluate_forecasts(client, decision_renderer, validation)
+        return {f"test/{name}": value for name, value in found.items()}
 
-    pairs = await evaluate()
     if start_step == 0:
-        ml_logger.log_metrics({f"test/{k}": v for k, v in _metrics(pairs).items()}, step=0)
+        ml_logger.log_metrics(await evaluate(), step=0)
     for step in range(start_step, total):
         began = time.monotonic()
-        at = step % per_epoch * cfg.batch_size
+        at = step % _steps_per_epoch(cfg, train_examples) * cfg.batch_size
         batch = [
             (decision, {label: 1.0}) for decision, label in train_examples[at : at + cfg.batch_size]
         ]
         data = decision_dist_datums(decision_renderer, batch)
-        left = 1 - step / total
+        rate = cfg.rate * (1 - step / total)
         submitted = training_client.forward_backward_custom(data, loss)
-        updated = training_client.optim_step(tinker.AdamParams(learning_rate=rate * left))
+        updated = training_client.optim_step(tinker.AdamParams(learning_rate=rate))
         result, _ = await submitted, await updated
         names = ("loss", "target_prob:mean", "accuracy")
         row = {f"train/{name}": float(result.metrics[name]) for name in names}
-        row |= {"learning_rate": rate * left, "time/total": time.monotonic() - began}
-        last = step + 1 == total
-        if last or (cfg.eval_every and (step + 1) % cfg.eval_every == 0):
-            pairs = await evaluate()
-            row |= {f"test/{name}": value for name, value in _metrics(pairs).items()}
-        ml_logger.log_metrics(row, step=step + 1)
-        if last or (cfg.save_every and (step + 1) % cfg.save_every == 0):
-            await checkpoint_utils.save_checkpoint_async(
-                training_client,
-                name="final" if last else f"{step + 1:06d}",
-                log_path=log_path,
-                loop_state={"batch": step + 1, **({"final": True} if last else {})},
-                kind="both" if last else "state",
-            )
-    return calibration_table(pairs)
+        row |= {"learning_rate": rate, "time/total": time.monotonic() - began}
+        done = step + 1
+        if done == total or (cfg.eval_every and done % cfg.eval_every == 0):
+            row |= await evaluate()
+        ml_logger.log_metrics(row, step=done)
+        await asyncio.to_thread(save_step, training_client, cfg, done, total)
 
 
 def _steps_per_epoch(cfg: Config, train_examples: Sequence[object]) -> int:
@@ -231,7 +205,7 @@ def _run(
 ) -> None:
     renderer = get_renderer(cfg.renderer, get_tokenizer(cfg.model_name))
     examples = [(forecast_decision(one), YES if one.outcome else NO) for one in split.train]
-    table = asyncio.run(
+    asyncio.run(
         train(
             cfg,
             training_client=client,
@@ -243,11 +217,10 @@ def _run(
             start_step=steps.start,
         )
     )
-    show(table)
 
 
 def main(cfg: Config) -> None:
-    """Trains forecasts as decisions, and prints how well they are calibrated."""
+    """Trains forecasts as decisions."""
     check_model(cfg)
     need = Need("custom_loss", "the Brier score")
     run_own_loop(cfg, Config.split, lambda _, split: _count_steps(cfg, split.train), _run, [need])

@@ -56,25 +56,18 @@ def decision_dist_datums(
     """Returns a datum for ``probability_loss`` for each decision with its target probabilities.
 
     Labels that a target leaves out have probability 0; ``{label: 1.0}`` is one right choice.
-
-    Raises:
-        DataValidationError: A label is none of the choices, or a probability is negative.
     """
     import torch
 
     datums = []
     for decision, target in examples:
-        for label, probability in target.items():
+        for label in target:
             _check_label(decision, label)
-            if not probability >= 0:
-                raise DataValidationError(
-                    f"target: got {probability} for {label!r}, expected a probability"
-                )
         rendering, labels = decision_renderer.render(decision), decision.labels
         # The input ends before the choice. The last row of each [T, K] tensor has the tokens of the
         # choices and their targets.
-        tokens_TK = torch.zeros((rendering.choice_pos, len(labels)), dtype=torch.int64)
-        weights_TK = torch.zeros((rendering.choice_pos, len(labels)), dtype=torch.float32)
+        shape = (rendering.choice_pos, len(labels))
+        tokens_TK, weights_TK = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
         tokens_TK[-1] = torch.tensor([rendering.label_tokens[label] for label in labels])
         weights_TK[-1] = torch.tensor([float(target.get(label, 0.0)) for label in labels])
         datums.append(

@@ -11,11 +11,11 @@ The columns are those of Prophet Arena: ``submission_id``, ``event_ticker``, ``t
 from __future__ import annotations
 
 import ast
+import contextlib
 import csv
 import hashlib
 import json
 import random
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,13 +24,7 @@ from typing import Any, Literal
 
 import chz
 
-from tinker_cookbook.exceptions import (
-    BackendError,
-    ConfigurationError,
-    DataFormatError,
-    DataValidationError,
-)
-from tinker_cookbook.run.paths import write_atomically
+from tinker_cookbook.exceptions import DataFormatError, DataValidationError
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
@@ -91,46 +85,29 @@ def fetch_prophet_arena(
     """Downloads the CSV file of Prophet Arena, unless it is in the cache, and returns its path.
 
     Raises:
-        ConfigurationError: The revision is not a valid name.
-        BackendError: The Hub cannot be reached.
         DataValidationError: The content differs from the default revision.
     """
-    import httpx
+    from huggingface_hub import hf_hub_download
 
-    if not revision or not all(c.isalnum() or c in "._-/" for c in revision) or ".." in revision:
-        raise ConfigurationError(f"dataset_revision: got {revision!r}, expected a git revision")
-    path = Path(cache_dir).expanduser() / revision.replace("/", "--") / "subset_data_1200.csv"
+    folder = Path(cache_dir).expanduser() / revision.replace("/", "--")
+    path = folder / "subset_data_1200.csv"
     if not path.exists():
-        quoted = urllib.parse.quote(revision, safe="")
-        url = f"https://huggingface.co/datasets/{DATASET_REPOSITORY}/resolve/{quoted}/{path.name}"
-        try:
-            response = httpx.get(url, follow_redirects=True, timeout=120)
-            response.raise_for_status()
-        except httpx.HTTPError as error:
-            raise BackendError(
-                f"{url} cannot be downloaded ({error}); give data_path=FILE, or data=synthetic"
-            ) from error
-        _check_digest(response.content, revision, url)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, response.content)
-    else:
-        _check_digest(path.read_bytes(), revision, str(path))
-    return path
-
-
-def _check_digest(content: bytes, revision: str, where: str) -> None:
-    digest = hashlib.sha256(content).hexdigest()
+        hf_hub_download(
+            DATASET_REPOSITORY, path.name, repo_type="dataset", revision=revision, local_dir=folder
+        )
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if revision == DEFAULT_DATASET_REVISION and digest != DEFAULT_DATASET_SHA256:
         raise DataValidationError(
-            f"{where}: sha256 is {digest}, expected {DEFAULT_DATASET_SHA256}; remove the file and "
+            f"{path}: sha256 is {digest}, expected {DEFAULT_DATASET_SHA256}; remove the file and "
             "download it again"
         )
+    return path
 
 
 def parse_utc_datetime(value: str, context: str = "datetime") -> datetime:
     """Parses an ISO time; one without a time zone is UTC, others are converted to UTC."""
     try:
-        parsed = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
+        parsed = datetime.fromisoformat(value.strip())
     except ValueError:
         raise DataFormatError(
             f"{context}: got {value!r}, expected a date such as 2025-10-20 or 2025-10-20T12:00:00Z"
@@ -142,11 +119,9 @@ def load_prophet_arena_examples(csv_path: str | Path) -> list[ForecastExample]:
     """Loads each market once, at its earliest snapshot, ordered by time.
 
     Raises:
-        DataFormatError: The file is missing or a row is invalid; names the row.
+        DataFormatError: A row is invalid; names the row.
     """
     path = Path(csv_path).expanduser()
-    if not path.exists():
-        raise DataFormatError(f"data_path: {path} does not exist, expected a CSV file of markets")
     found: dict[tuple[str, str], ForecastExample] = {}
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
@@ -155,18 +130,18 @@ def load_prophet_arena_examples(csv_path: str | Path) -> list[ForecastExample]:
             raise DataFormatError(
                 f"{path}: lacks the columns {', '.join(missing)}, expected {', '.join(COLUMNS)}"
             )
-        for number, row in enumerate(reader, start=2):
-            for one in _examples_of_row(row, f"{path}, row {number}"):
-                key = one.event_ticker, one.market
-                other = found.setdefault(key, one)
+        for row_number, row in enumerate(reader, start=2):
+            where = f"{path}, row {row_number}"
+            for one in _examples_of_row(row, where):
+                other = found.setdefault((one.event_ticker, one.market), one)
                 if _stable(other) != _stable(one):
                     raise DataFormatError(
-                        f"{path}, row {number}: title, close time, category or outcome of market "
+                        f"{where}: title, close time, category or outcome of market "
                         f"{one.market!r} differ from an earlier row"
                     )
-                found[key] = min(other, one, key=lambda e: (e.snapshot_time, e.submission_id))
-    if not found:
-        raise DataFormatError(f"{path}: has no market, expected one row at least")
+                found[one.event_ticker, one.market] = min(
+                    other, one, key=lambda e: (e.snapshot_time, e.submission_id)
+                )
     return sorted(found.values(), key=_by_time)
 
 
@@ -186,17 +161,7 @@ def load_prophet_arena_split(
 
     Raises:
         DataValidationError: One of the parts is empty.
-        ConfigurationError: ``split_time`` has no time zone, or a cap is below 1.
     """
-    if split_time.tzinfo is None:
-        raise ConfigurationError(f"split_time: got {split_time}, expected a time zone")
-    caps = {
-        "max_train_questions": max_train_questions,
-        "max_validation_questions": max_validation_questions,
-    }
-    for name, cap in caps.items():
-        if cap is not None and cap < 1:
-            raise ConfigurationError(f"{name}: got {cap}, expected at least 1, or None for all")
     events: dict[str, list[ForecastExample]] = {}
     for one in load_prophet_arena_examples(csv_path):
         events.setdefault(one.event_ticker, []).append(one)
@@ -226,10 +191,10 @@ def _examples_of_row(row: Mapping[str, str], where: str) -> list[ForecastExample
             raise DataFormatError(f"{where}: {name} is empty, expected a value")
     markets = _parsed(row["markets"], list, f"{where}, markets")
     outcomes = _parsed(row["market_outcome"], dict, f"{where}, market_outcome")
-    if not markets or set(map(str, markets)) != set(outcomes):
+    if set(map(str, markets)) != set(outcomes) or not set(outcomes.values()) <= {0, 1}:
         raise DataFormatError(
-            f"{where}: markets are {markets} and market_outcome has {list(outcomes)}, expected "
-            "the same names"
+            f"{where}: markets are {markets} and market_outcome is {outcomes}, expected the same "
+            "names, each with 0 or 1"
         )
     opened = parse_utc_datetime(row["snapshot_time"], f"{where}, snapshot_time")
     closed = parse_utc_datetime(row["close_time"], f"{where}, close_time")
@@ -238,59 +203,44 @@ def _examples_of_row(row: Mapping[str, str], where: str) -> list[ForecastExample
             f"{where}: snapshot_time {opened} is not before close_time {closed}, so the forecast "
             "would be made after the outcome"
         )
-    material = _sources(_parsed(row["sources"], list, f"{where}, sources"), where)
-    examples = []
-    for market in map(str, markets):
-        outcome = outcomes[market]
-        if isinstance(outcome, bool) or outcome not in (0, 1):
-            raise DataFormatError(
-                f"{where}: the outcome of {market!r} is {outcome!r}, expected 0 or 1"
-            )
-        examples.append(
-            ForecastExample(
-                submission_id=row["submission_id"].strip(),
-                event_ticker=row["event_ticker"].strip(),
-                event_title=row["title"].strip(),
-                market=market,
-                reference_material=material,
-                resolution_criteria=f"It resolves YES if this happens: {market}.",
-                snapshot_time=opened,
-                close_time=closed,
-                category=row["category"].strip(),
-                outcome=int(outcome),
-            )
+    material = _material(_parsed(row["sources"], list, f"{where}, sources"))
+    return [
+        ForecastExample(
+            submission_id=row["submission_id"].strip(),
+            event_ticker=row["event_ticker"].strip(),
+            event_title=row["title"].strip(),
+            market=market,
+            reference_material=material,
+            resolution_criteria=f"It resolves YES if this happens: {market}.",
+            snapshot_time=opened,
+            close_time=closed,
+            category=row["category"].strip(),
+            outcome=int(outcomes[market]),
         )
-    return examples
+        for market in map(str, markets)
+    ]
 
 
 def _parsed(text: str, kind: type[Any], where: str) -> Any:
     # The published file has JSON in some rows and Python literals in others.
-    value: Any = None
-    try:
-        value = json.loads(text)
-    except ValueError:
-        try:
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            value = None
-    if not isinstance(value, kind):
-        raise DataFormatError(f"{where}: got {text[:80]!r}, expected a JSON {kind.__name__}")
-    return value
+    for parse in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError):
+            value = parse(text)
+            if isinstance(value, kind) and value:
+                return value
+    raise DataFormatError(f"{where}: got {text[:80]!r}, expected a JSON {kind.__name__}")
 
 
-def _sources(sources: Sequence[Any], where: str) -> str:
-    found: list[tuple[int, str, str]] = []
-    for i, source in enumerate(sources):
-        if not isinstance(source, dict):
-            raise DataFormatError(f"{where}: source {i} is not an object with title and summary")
-        title, summary = str(source.get("title") or ""), str(source.get("summary") or "")
-        rank = source.get("ranking")
-        if title.strip() or summary.strip():
-            found.append((rank if isinstance(rank, int) else i + 1, title.strip(), summary.strip()))
-    if not found:
-        raise DataFormatError(f"{where}: sources have no text, expected one source at least")
-    parts = enumerate(sorted(found), start=1)
-    return "\n\n".join(f"{i}. {title}\n{summary}" for i, (_, title, summary) in parts)
+def _material(sources: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the sources by their ranking, by default their place."""
+    ranked = sorted(
+        (source.get("ranking") or i, source.get("title") or "", source.get("summary") or "")
+        for i, source in enumerate(sources, start=1)
+    )
+    return "\n\n".join(
+        f"{i}. {title.strip()}\n{summary.strip()}"
+        for i, (_, title, summary) in enumerate(ranked, start=1)
+    )
 
 
 def _stable(one: ForecastExample) -> tuple[Any, ...]:
@@ -362,26 +312,15 @@ class MarketSettings(MarketFile):
         return super().csv_file()
 
 
-def describe(split: ForecastSplit) -> str:
-    """Returns the size of both parts and how often a market resolved YES."""
-    parts = []
+def main(config: MarketSettings = MarketSettings()) -> None:  # noqa: B008 - it cannot change
+    """Prints how the markets are split."""
+    split = config.split()
+    print(f"split at {split.split_time.date()}")
     for name, part in (("train", split.train), ("validation", split.validation)):
         rate = sum(one.outcome for one in part) / len(part)
-        parts.append(f"{name}: {len(part)} markets, {rate:.1%} resolved YES")
-    return (
-        f"split at {split.split_time.date()}; {'; '.join(parts)}; "
-        f"{split.excluded_crossing_events} events open at the split are left out"
-    )
-
-
-def main(config: MarketSettings | None = None) -> None:
-    """Prints how the markets are split."""
-    print(describe((config or MarketSettings()).split()))
-
-
-def _program(config: MarketSettings) -> None:
-    main(config)
+        print(f"{name}: {len(part)} markets, {rate:.1%} resolved YES")
+    print(f"{split.excluded_crossing_events} events open at the split are left out")
 
 
 if __name__ == "__main__":
-    run_entrypoint(_program)
+    run_entrypoint(main)

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import chz
 import numpy as np
 
 from tinker_cookbook.backends import SamplingClient
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.judges.agreement import roc_auc as auc_of
-from tinker_cookbook.recipes.forecasting.data import (
-    ForecastExample,
-    ForecastSplit,
-    MarketFile,
-    parse_utc_datetime,
-)
+from tinker_cookbook.recipes.forecasting.data import ForecastExample, MarketFile
 from tinker_cookbook.renderers import Message, Renderer, get_renderer, get_text_content
+from tinker_cookbook.rl.dataset_utils import EpochCycledRLDataset
 from tinker_cookbook.rl.envs.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
 from tinker_cookbook.rl.types import (
     Env,
     EnvGroupBuilder,
     Logs,
     Metrics,
-    RLDataset,
     RLDatasetBuilder,
     Trajectory,
     TrajectoryGroup,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils.terminal import get_console
 
 _NAME = r"(?:(?:final\s+)?(?:answer|forecast)|probability(?:\s+of\s+yes)?)\s*[:=]\s*"
 _NUMBER = r"(?P<value>[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(?P<percent>%?)"
@@ -42,7 +37,6 @@ _MARKS = r"[*_]{0,2}"
 _FORECAST = re.compile(
     rf"\s*{_MARKS}(?:{_NAME})?{_MARKS}\s*{_NUMBER}{_MARKS}[.!]?{_MARKS}\s*", re.IGNORECASE
 )
-NUM_BINS = 10
 
 
 def parse_forecast(response: str) -> float | None:
@@ -60,10 +54,6 @@ def parse_forecast(response: str) -> float | None:
 
 def brier_reward(probability: float, outcome: int) -> float:
     """Returns ``1 - (probability - outcome)^2``, which is best at the true probability."""
-    if not 0 <= probability <= 1:
-        raise DataValidationError(f"probability: got {probability}, expected 0 to 1")
-    if isinstance(outcome, bool) or outcome not in (0, 1):
-        raise DataValidationError(f"outcome: got {outcome!r}, expected 0 or 1")
     return 1 - (probability - outcome) ** 2
 
 
@@ -163,39 +153,31 @@ def roc_auc(pairs: Sequence[tuple[float, int]]) -> float | None:
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """Forecasts of one range: how many, their mean, and the share that resolved YES."""
+    """Forecasts that are rounded down to ``low``: number, mean, and the share that came true."""
 
     low: float
-    high: float
     count: int
     mean_forecast: float
     share_yes: float
 
 
-def calibration_table(
-    pairs: Sequence[tuple[float, int]], num_bins: int = NUM_BINS
-) -> list[CalibrationBin]:
-    """Returns the bins of equal width that have forecasts; the last one includes 1.
+def calibration_table(pairs: Sequence[tuple[float, int]]) -> list[CalibrationBin]:
+    """Returns the tenths that have forecasts; the last one includes 1.
 
     For calibrated forecasts mean and share are equal, up to chance.
     """
-    forecasts = np.array([p for p, _ in pairs], dtype=float)
-    outcomes = np.array([y for _, y in pairs], dtype=float)
+    forecasts, outcomes = np.array(pairs, dtype=float).reshape(-1, 2).T
     # Rounded first: 0.3 * 10 is slightly below 3, and would be in the bin of 0.2.
-    index = np.minimum(np.floor((forecasts * num_bins).round(9)), num_bins - 1).astype(int)
-    bins = []
-    for i in sorted(set(index.tolist())):
-        here = index == i
-        bins.append(
-            CalibrationBin(
-                low=i / num_bins,
-                high=(i + 1) / num_bins,
-                count=int(here.sum()),
-                mean_forecast=float(forecasts[here].mean()),
-                share_yes=float(outcomes[here].mean()),
-            )
+    tenths = np.minimum(np.floor((forecasts * 10).round(9)), 9)
+    return [
+        CalibrationBin(
+            low=tenth / 10,
+            count=int((tenths == tenth).sum()),
+            mean_forecast=float(forecasts[tenths == tenth].mean()),
+            share_yes=float(outcomes[tenths == tenth].mean()),
         )
-    return bins
+        for tenth in np.unique(tenths).tolist()
+    ]
 
 
 def calibration_error(table: Sequence[CalibrationBin]) -> float:
@@ -204,34 +186,42 @@ def calibration_error(table: Sequence[CalibrationBin]) -> float:
     return sum(one.count * abs(one.mean_forecast - one.share_yes) for one in table) / total
 
 
+def print_calibration(table: Sequence[CalibrationBin]) -> None:
+    """Prints the calibration."""
+    lines = ["calibration on the validation markets"]
+    lines.append(f"{'forecast':>12}{'number':>9}{'mean':>8}{'resolved YES':>15}")
+    for one in table:
+        lines.append(
+            f"{one.low:5.1f} to {one.low + 0.1:.1f}{one.count:9}{one.mean_forecast:8.2f}"
+            f"{one.share_yes:15.2f}"
+        )
+    get_console().print("\n".join(lines), highlight=False)
+
+
 class ForecastEvaluator(RLTestSetEvaluator):
     """Evaluation on validation markets, with figures that only all forecasts together have.
 
     ``NAME/env/all/auc`` is the order (0.5: none), ``NAME/env/all/calibration_error`` the expected
     calibration error; both also for each category. Answers without a forecast are left out of
-    them; ``NAME/env/all/format_valid`` is the share of the others. ``last_table`` is the
-    calibration of the last evaluation.
+    them; ``NAME/env/all/format_valid`` is the share of the others. Each evaluation prints the
+    calibration.
     """
-
-    last_table: Sequence[CalibrationBin] = ()
 
     async def __call__(self, sampling_client: SamplingClient, **options: Any) -> dict[str, float]:
         """Evaluates the weights of ``sampling_client``; ``options`` as in the base class."""
         self._pairs: dict[int, tuple[list[str], list[tuple[float, int]]]] = {}
         metrics = await super().__call__(sampling_client, **options)
-        by_tag: dict[str, list[tuple[float, int]]] = {"all": []}
+        by_tag: dict[str, list[tuple[float, int]]] = {}
         for _, (tags, pairs) in sorted(self._pairs.items()):
-            for tag in ("all", *tags):
+            for tag in ("all", *tags) if pairs else ():
                 by_tag.setdefault(tag, []).extend(pairs)
         for tag, pairs in by_tag.items():
-            if not pairs:
-                continue
             table = calibration_table(pairs)
             metrics[f"{self.name}/env/{tag}/calibration_error"] = calibration_error(table)
-            if tag == "all":
-                self.last_table = table
             if (auc := roc_auc(pairs)) is not None:
                 metrics[f"{self.name}/env/{tag}/auc"] = auc
+            if tag == "all":
+                print_calibration(table)
         return metrics
 
     def observe(self, index: int, group: TrajectoryGroup, tags: Sequence[str]) -> None:
@@ -245,8 +235,8 @@ class ForecastEvaluator(RLTestSetEvaluator):
         self._pairs[index] = list(tags), pairs
 
 
-class ForecastRLDataset(RLDataset):
-    """Batches of markets, over ``epochs`` passes; the last batch of a pass may be smaller."""
+class ForecastRLDataset(EpochCycledRLDataset):
+    """Batches of markets in their order, over ``epochs`` passes."""
 
     def __init__(
         self,
@@ -257,32 +247,10 @@ class ForecastRLDataset(RLDataset):
         renderer: Renderer,
         epochs: int = 1,
     ) -> None:
-        for name, value in (
-            ("batch_size", batch_size),
-            ("group_size", group_size),
-            ("epochs", epochs),
-        ):
-            if value < 1:
-                raise ConfigurationError(f"{name}: got {value}, expected at least 1")
-        self.examples, self.batch_size = tuple(examples), batch_size
-        self.group_size, self.renderer, self.epochs = group_size, renderer, epochs
+        def group(example: ForecastExample) -> ForecastGroupBuilder:
+            return ForecastGroupBuilder(example, renderer, group_size)
 
-    def data_sources(self) -> dict[str, Any]:
-        """Returns the markets."""
-        return {"": self.examples}
-
-    def __len__(self) -> int:
-        return self.epochs * -(-len(self.examples) // self.batch_size)
-
-    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        """Returns the groups of batch ``index``."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} of a dataset with {len(self)} batches")
-        start = index % (len(self) // self.epochs) * self.batch_size
-        return [
-            ForecastGroupBuilder(example, self.renderer, self.group_size)
-            for example in self.examples[start : start + self.batch_size]
-        ]
+        super().__init__(ProblemDataset(examples, group, batch_size, shuffle=False), epochs)
 
 
 @chz.chz
@@ -299,44 +267,22 @@ class ProphetArenaRLDatasetBuilder(MarketFile, RLDatasetBuilder):
         default=True, doc="Also return a test set; the recipe uses an evaluator instead"
     )
 
-    def check(self) -> None:
-        """Raises an error for a date that is none."""
-        parse_utc_datetime(self.split_date, "split_date")
-
-    def validation(self, split: ForecastSplit) -> ForecastRLDataset:
+    def validation(self) -> ForecastRLDataset:
         """Returns the validation markets."""
-        return self._dataset(split.validation, self.validation_group_size, 1)
+        return self._dataset(self.split().validation, self.validation_group_size, 1)
 
     async def __call__(self) -> tuple[ForecastRLDataset, ForecastRLDataset | None]:
         """Loads the markets."""
-        split = self.split()
-        train = self._dataset(split.train, self.group_size, self.train_epochs)
-        return train, self.validation(split) if self.include_validation else None
+        train = self._dataset(self.split().train, self.group_size, self.train_epochs)
+        return train, self.validation() if self.include_validation else None
 
     def _dataset(
         self, examples: Sequence[ForecastExample], group_size: int, epochs: int
     ) -> ForecastRLDataset:
-        tokenizer = get_tokenizer(self.model_name_for_tokenizer)
         return ForecastRLDataset(
             examples,
             batch_size=self.groups_per_batch,
             group_size=group_size,
-            renderer=get_renderer(self.renderer_name, tokenizer),
+            renderer=get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer)),
             epochs=epochs,
         )
-
-
-def evaluator_builder(
-    dataset: ProphetArenaRLDatasetBuilder, made: list[ForecastEvaluator], **settings: Any
-) -> Callable[[], ForecastEvaluator]:
-    """Returns a builder of the evaluator, which it also appends to ``made``."""
-    return partial(_make_evaluator, dataset, made, settings)
-
-
-def _make_evaluator(
-    dataset: ProphetArenaRLDatasetBuilder,
-    made: list[ForecastEvaluator],
-    settings: dict[str, Any],
-) -> ForecastEvaluator:
-    made.append(ForecastEvaluator(dataset.validation(dataset.split()), **settings))
-    return made[-1]

@@ -11,11 +11,7 @@ import numpy as np
 import pytest
 from scripted_policy import play
 
-from tinker_cookbook.exceptions import (
-    ConfigurationError,
-    DataFormatError,
-    DataValidationError,
-)
+from tinker_cookbook.exceptions import DataFormatError, DataValidationError
 from tinker_cookbook.recipes.forecasting import synthetic
 from tinker_cookbook.recipes.forecasting.data import (
     COLUMNS,
@@ -70,10 +66,6 @@ def test_brier_reward_is_best_at_the_true_probability():
         true * brier_reward(p, 1) + (1 - true) * brier_reward(p, 0) for p in np.linspace(0, 1, 101)
     ]
     assert np.argmax(expected) == 30
-    with pytest.raises(DataValidationError, match="probability: got nan"):
-        brier_reward(float("nan"), 1)
-    with pytest.raises(DataValidationError, match="outcome: got True"):
-        brier_reward(0.5, True)
 
 
 def test_synthetic_markets_resolve_as_often_as_they_should(tmp_path):
@@ -144,9 +136,8 @@ def test_each_market_is_used_at_its_earliest_snapshot(tmp_path):
     [
         ({"snapshot_time": "2025-07-10"}, "row 2: snapshot_time .* is not before close_time"),
         ({"market_outcome": '{"A": 1}'}, "expected the same names"),
-        ({"market_outcome": '{"A": 0.5, "B": 0}'}, "outcome of 'A' is 0.5, expected 0 or 1"),
-        ({"market_outcome": '{"A": true, "B": 0}'}, "outcome of 'A' is True"),
-        ({"sources": "[]"}, "sources have no text"),
+        ({"market_outcome": '{"A": 0.5, "B": 0}'}, "each with 0 or 1"),
+        ({"sources": "[]"}, "sources: got '\\[\\]'"),
         ({"markets": "A and B"}, "got 'A and B', expected a JSON list"),
         ({"title": " "}, "title is empty"),
         ({"close_time": "soon"}, "close_time: got 'soon', expected a date"),
@@ -158,8 +149,6 @@ def test_a_wrong_row_is_named(tmp_path, change, message):
 
 
 def test_invalid_files_and_dates_are_refused(tmp_path, markets):
-    with pytest.raises(DataFormatError, match="does not exist"):
-        load_prophet_arena_examples(tmp_path / "none.csv")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataFormatError, match="lacks the columns submission_id"):
         load_prophet_arena_examples(tmp_path / "other.csv")
@@ -168,10 +157,6 @@ def test_invalid_files_and_dates_are_refused(tmp_path, markets):
         load_prophet_arena_examples(write(tmp_path / "m.csv", row(), changed))
     with pytest.raises(DataValidationError, match="0 to evaluate on"):
         load_prophet_arena_split(markets, split_time=parse_utc_datetime("2030-01-01"))
-    with pytest.raises(ConfigurationError, match="expected a time zone"):
-        load_prophet_arena_split(markets, split_time=datetime(2025, 10, 20))
-    with pytest.raises(ConfigurationError, match="max_train_questions: got 0"):
-        load_prophet_arena_split(markets, split_time=SPLIT, max_train_questions=0)
 
 
 def test_forecasts_are_scored_and_other_answers_get_0(renderer, markets):
@@ -206,7 +191,7 @@ class Oracle:
         return types.SampleResponse(sequences=[sequence] * num_samples)
 
 
-def test_the_evaluator_measures_order_and_calibration_over_all_markets(renderer, markets):
+def test_the_evaluator_measures_order_and_calibration_over_all_markets(renderer, markets, capsys):
     split = load_prophet_arena_split(markets, split_time=SPLIT)
     dataset = ForecastRLDataset(split.validation, batch_size=7, group_size=2, renderer=renderer)
     evaluator = ForecastEvaluator(dataset, max_tokens=20)
@@ -217,4 +202,5 @@ def test_the_evaluator_measures_order_and_calibration_over_all_markets(renderer,
     assert metrics["test/env/all/brier_reward"] == pytest.approx(np.mean(rewards))
     assert metrics["test/env/all/calibration_error"] < 0.15  # of about 130 markets
     assert {"test/env/weather/auc", "test/env/sports/auc"} <= metrics.keys()
-    assert sum(one.count for one in evaluator.last_table) == 2 * len(pairs)
+    counts = [int(line.split()[3]) for line in capsys.readouterr().out.splitlines()[2:]]
+    assert sum(counts) == 2 * len(pairs)
