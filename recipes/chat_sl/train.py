@@ -12,6 +12,8 @@ batch_size=64, lora_rank=64 and learning_rate=5e-4.
 
 from __future__ import annotations
 
+from functools import partial
+
 import chz
 
 from tinker_cookbook.eval.benchmark_evaluator import BenchmarkEvaluator
@@ -122,23 +124,16 @@ def get_dataset_builder(
     return conversations(dataset, DATASETS, common, test_path, test_size, seed)
 
 
-@chz.chz
-class InlineBenchmark:
-    """Builder of the evaluation of a benchmark on its first examples."""
-
-    name: str = chz.field(doc="Name of the benchmark, such as gsm8k")
-    model_name: str = chz.field(doc="Model that has the tokenizer")
-    renderer_name: str = chz.field(doc="Chat format")
-    max_examples: int | None = number(100, "Number of examples, the first ones; None: all", low=1)
-    max_tokens: int = number(1000, "Maximum tokens of an answer", low=1)
-    data_path: str | None = chz.field(default=None, doc="Local data; default: the Hub")
-
-    def __call__(self) -> BenchmarkEvaluator:
-        """Returns the evaluator; loads the tokenizer."""
-        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name))
-        return BenchmarkEvaluator(
-            self.name, renderer, self.max_examples, self.max_tokens, data_path=self.data_path
-        )
+def make_benchmark(
+    name: str,
+    renderer_name: str,
+    model_name: str,
+    max_examples: int | None,
+    data_path: str | None,
+) -> BenchmarkEvaluator:
+    """Returns the evaluation of a benchmark on its first examples; loads the tokenizer."""
+    renderer = get_renderer(renderer_name, get_tokenizer(model_name))
+    return BenchmarkEvaluator(name, renderer, max_examples, max_tokens=1000, data_path=data_path)
 
 
 def get_infrequent_evaluator_builders(
@@ -171,13 +166,7 @@ def get_infrequent_evaluator_builders(
     # An unknown benchmark is an error before anything is loaded.
     names = [find_benchmark(name.strip()).name for name in inline_evals.split(",")]
     return [
-        InlineBenchmark(
-            name=name,
-            model_name=model_name,
-            renderer_name=renderer_name,
-            max_examples=max_examples,
-            data_path=data_path,
-        )
+        partial(make_benchmark, name, renderer_name, model_name, max_examples, data_path)
         for name in names
     ]
 

@@ -42,7 +42,7 @@ from tinker_cookbook.recipes.forecasting.env import (
 )
 from tinker_cookbook.recipes.own_loop import run_own_loop, save_step
 from tinker_cookbook.recipes.start import DEMO_MODEL
-from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.run.loggers import Logger
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import TrainingConfig, check_model, number

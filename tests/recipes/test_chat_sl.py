@@ -96,7 +96,7 @@ def test_datasets_by_name_and_path(stories_model):
 def test_inline_evaluations(stories_model):
     assert train.get_infrequent_evaluator_builders(None, "role_colon", "m") == []
     made = train.get_infrequent_evaluator_builders("gsm8k, ifeval", "role_colon", stories_model)
-    assert [builder.name for builder in made] == ["gsm8k", "ifeval"]
+    assert [builder.args[0] for builder in made] == ["gsm8k", "ifeval"]
     assert isinstance(made[0](), BenchmarkEvaluator)
     with pytest.raises(BenchmarkNotFoundError, match="gsm8k"):
         train.get_infrequent_evaluator_builders("gsm9k", "role_colon", stories_model)

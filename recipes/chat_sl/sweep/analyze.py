@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from tinker_cookbook.utils.imports import missing_extra
 
 DIVERGENCE_THRESHOLD = 2.0
 """Runs with a final ``test/nll`` above this value are omitted from the tables of best runs."""
-_METRICS = ("test/nll", "train_mean_nll", "test/bpb", "train_mean_bpb")
 _TIMES = ("time/step", "time/eval")
 
 
@@ -65,9 +63,8 @@ def fetch_runs_local(sweep_root: str) -> list[RunResult]:
     """Returns the runs below ``SWEEP_ROOT/MODEL/RUN``; those without both losses are left out."""
     results: list[RunResult] = []
     for metrics in sorted(Path(sweep_root).expanduser().glob("*/*/metrics.jsonl")):
-        config = metrics.with_name("config.json")
-        settings = json.loads(config.read_bytes()) if config.is_file() else {}
-        found = _result(settings, read_rows(metrics), metrics.parent.name)
+        config = json.loads(metrics.with_name("config.json").read_bytes())
+        found = _result(config, read_rows(metrics), metrics.parent.name)
         if found is not None:
             results.append(found)
     return results
@@ -78,26 +75,22 @@ def _result(
 ) -> RunResult | None:
     last: dict[str, Any] = {}
     for row in rows:
-        last.update({key: row[key] for key in _METRICS if row.get(key) is not None})
-    needed = ("model_name", "lora_rank", "learning_rate")
-    if (
-        "test/nll" not in last
-        or "train_mean_nll" not in last
-        or any(k not in config for k in needed)
-    ):
+        last.update({key: value for key, value in row.items() if value is not None})
+    if "test/nll" not in last or "train_mean_nll" not in last:
         return None
-    losses = [
-        row for row in rows if row.get("step") is not None and row.get("test/nll") is not None
-    ]
     return RunResult(
-        model=str(config["model_name"]),
-        rank=int(config["lora_rank"]),
-        lr=float(config["learning_rate"]),
-        test_nll=float(last["test/nll"]),
-        train_nll=float(last["train_mean_nll"]),
-        wall_time_min=sum(float(row.get(key) or 0) for row in rows for key in _TIMES) / 60,
+        model=config["model_name"],
+        rank=config["lora_rank"],
+        lr=config["learning_rate"],
+        test_nll=last["test/nll"],
+        train_nll=last["train_mean_nll"],
+        wall_time_min=sum(row.get(key) or 0 for row in rows for key in _TIMES) / 60,
         run_name=name,
-        history=[(int(row["step"]), float(row["test/nll"])) for row in losses],
+        history=[
+            (row["step"], row["test/nll"])
+            for row in rows
+            if row.get("step") is not None and row.get("test/nll") is not None
+        ],
         test_bpb=last.get("test/bpb"),
         train_bpb=last.get("train_mean_bpb"),
     )
@@ -114,13 +107,11 @@ def group_by_model(runs: Iterable[RunResult]) -> dict[str, list[RunResult]]:
 def best_by_rank(runs: Iterable[RunResult]) -> dict[int, RunResult]:
     """Returns the run with the lowest held-out loss of each rank, without those that diverged."""
     best: dict[int, RunResult] = {}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: (run.rank, run.test_nll)):
         # A NaN is never below the threshold.
-        if run.test_nll < DIVERGENCE_THRESHOLD and (
-            run.rank not in best or run.test_nll < best[run.rank].test_nll
-        ):
-            best[run.rank] = run
-    return dict(sorted(best.items()))
+        if run.test_nll < DIVERGENCE_THRESHOLD:
+            best.setdefault(run.rank, run)
+    return best
 
 
 def generate_nll_plot(model_slug: str, runs: list[RunResult], output_dir: Path) -> str:
@@ -142,7 +133,7 @@ def generate_nll_plot(model_slug: str, runs: list[RunResult], output_dir: Path) 
             axis.legend(title="learning rate", fontsize="small")
     figure.suptitle(model_slug)
     figure.tight_layout()
-    name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', model_slug)}_nll_curves.png"
+    name = f"{model_slug.replace('/', '-')}_nll_curves.png"
     figure.savefig(output_dir / name, dpi=120)
     pyplot.close(figure)
     return name
@@ -150,26 +141,20 @@ def generate_nll_plot(model_slug: str, runs: list[RunResult], output_dir: Path) 
 
 def generate_model_section(model_slug: str, runs: list[RunResult], plot_path: str | None) -> str:
     """Returns the Markdown of one model: its runs, and the best one of each rank in bold."""
-    best = best_by_rank(runs).values()
-    # Runs of earlier versions have no bits per byte.
-    has_bpb = any(value is not None for run in runs for value in (run.test_bpb, run.train_bpb))
-    bpb_names = ["Test BPB", "Train BPB"] if has_bpb else []
-    names = ["LR", "LoRA Rank", "Test NLL", *bpb_names, "Train NLL", "Wall Time (min)"]
-    rows = [names, ["---"] * len(names)]
+    best = best_by_rank(runs)
+    lines = [
+        f"## {model_slug}",
+        "",
+        "| LR | LoRA Rank | Test NLL | Test BPB | Train NLL | Train BPB | Wall Time (min) |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
     for run in runs:
-        mark = "**" if any(run is other for other in best) else ""
-        bpb = ["—" if v is None else f"{v:.4f}" for v in (run.test_bpb, run.train_bpb)]
-        rows.append(
-            [
-                f"{run.lr:g}",
-                str(run.rank),
-                f"{mark}{run.test_nll:.4f}{mark}",
-                *(bpb if has_bpb else []),
-                f"{run.train_nll:.4f}",
-                f"{run.wall_time_min:.1f}",
-            ]
+        mark = "**" if best.get(run.rank) is run else ""
+        test, train = ("—" if v is None else f"{v:.4f}" for v in (run.test_bpb, run.train_bpb))
+        lines.append(
+            f"| {run.lr:g} | {run.rank} | {mark}{run.test_nll:.4f}{mark} | {test} "
+            f"| {run.train_nll:.4f} | {train} | {run.wall_time_min:.1f} |"
         )
-    lines = [f"## {model_slug}", "", *(f"| {' | '.join(row)} |" for row in rows)]
     if plot_path is not None:
         lines += ["", f"![{model_slug}]({plot_path})"]
     return "\n".join([*lines, ""])

@@ -9,11 +9,10 @@ finished runs are skipped, and the same command continues an interrupted sweep.
 
 import enum
 import importlib
-import inspect
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ import chz
 
 from tinker_cookbook.cli_utils import runs_path
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
-from tinker_cookbook.recipes.start import blocking
-from tinker_cookbook.run.best import lower_is_better
 from tinker_cookbook.run.jsonl import read_rows
 from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.sweep.__main__ import main as sweep_main
+from tinker_cookbook.sweep.results import best_of
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments, run_program
 from tinker_cookbook.utils.terminal import print_line
 
@@ -40,35 +38,25 @@ RECIPES = {
     "distillation": "tinker_cookbook.recipes.prompt_distillation.train",
 }
 _DEFAULT_RECIPE = "sft"
-RECOMMENDATIONS, ESCAPED = "recommendations.json", "\\,"
+ESCAPED = "\\,"
 # The sweep command sets these for each run.
 _SET_BY_SWEEP = ("log_path", "behavior_if_log_dir_exists", "max_steps", "backend")
 
 
-def get_recipe(name: str) -> tuple[type[Any], Callable[[Any], None]]:
+def get_recipe(name: str) -> tuple[type[Any], Callable[[Any], Any]]:
     """Returns the ``CLIConfig`` and ``cli_main`` of a recipe, by its short name or its module.
 
     Raises:
         ConfigurationError: There is no such module, or it has no ``CLIConfig`` or ``cli_main``.
     """
-    module_name = RECIPES.get(name, name)
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the recipe exists, but a package that it imports does not
+        module = importlib.import_module(RECIPES.get(name, name))
+        return module.CLIConfig, module.cli_main
+    except (ModuleNotFoundError, AttributeError) as error:
         raise ConfigurationError(
-            f"recipe: Could not import recipe {name!r}: there is no module {error.name}"
-            f"{nearest_sentence(name, RECIPES)} Expected one of {', '.join(RECIPES)}, or a module "
-            "such as recipes.sl_basic"
+            f"recipe: Could not import recipe {name!r}: {error}{nearest_sentence(name, RECIPES)} "
+            f"Expected one of {', '.join(RECIPES)}, or a module with CLIConfig and cli_main"
         ) from error
-    config, main_fn = getattr(module, "CLIConfig", None), getattr(module, "cli_main", None)
-    if config is None or main_fn is None:
-        raise ConfigurationError(
-            f"recipe: got {name!r}, whose module {module_name} has no CLIConfig and cli_main; "
-            f"expected one of {', '.join(RECIPES)}"
-        )
-    return config, blocking(main_fn) if inspect.iscoroutinefunction(main_fn) else main_fn
 
 
 def sweep_config(recipe_config: type[Any]) -> type[Any]:
@@ -131,29 +119,17 @@ def run_sweep(config: Any, recipe_name: str) -> None:
 
 def _base_words(config: Any) -> list[str]:
     """Returns ``key=value`` of the recipe's settings that differ from their defaults."""
-    base, words = config.base, list[str]()
+    base = config.base
     size = getattr(base, "batch_size", None) or getattr(base, "groups_per_batch", None) or 128
-    steps = config.training_budget_examples // size
-    if steps < 1:
-        raise ConfigurationError(
-            f"training_budget_examples: got {config.training_budget_examples}, expected at least "
-            f"the examples of one step, {size}"
-        )
-    if hasattr(base, "max_steps"):
-        words.append(f"max_steps={steps}")
+    words = [f"max_steps={max(1, config.training_budget_examples // size)}"]
     defaults = type(base)()
-    for name in chz.chz_fields(type(base)):
+    for name in chz.chz_fields(base):
         value = getattr(base, name)
-        if name in _SET_BY_SWEEP or value == getattr(defaults, name):
-            continue
-        value = value.value if isinstance(value, enum.Enum) else value
-        if not isinstance(value, (str, int, float, bool, type(None))):
-            raise ConfigurationError(
-                f"base.{name}: got {value!r}, expected a text, a number or a truth value"
-            )
-        # A comma would separate two values.
-        key = "server" if name == "base_url" else name
-        words.append(f"{key}={str(value).replace(',', ESCAPED)}")
+        if name not in _SET_BY_SWEEP and value != getattr(defaults, name):
+            value = value.value if isinstance(value, enum.Enum) else value
+            key = "server" if name == "base_url" else name
+            # A comma would separate two values.
+            words.append(f"{key}={str(value).replace(',', ESCAPED)}")
     return words
 
 
@@ -161,30 +137,22 @@ def _recommend(config: Any, recipe_name: str, folder: Path) -> None:
     """Prints the best run of each rank, and writes them."""
     # A setting with one value is not among those that are swept.
     fixed = {"learning_rate": config.learning_rates[0], "lora_rank": config.lora_ranks[0]}
-    rows = [
-        {**fixed, **row}
-        for row in read_rows(folder / "results.jsonl")
-        if row["state"] == "done" and row["value"] is not None
-    ]
-    if not rows:
-        return
+    rows = [{**fixed, **row} for row in read_rows(folder / "results.jsonl")]
     metric = rows[0]["metric"]
-    sign = 1 if lower_is_better(metric) else -1
-    rows.sort(key=lambda row: (row["lora_rank"], sign * row["value"]))
-    best: dict[str, Mapping[str, Any]] = {}
-    for row in rows:
-        name, rank, rate = f"rank_{row['lora_rank']}", row["lora_rank"], row["learning_rate"]
-        if name not in best:
-            best[name] = {"learning_rate": rate, "lora_rank": rank, metric: row["value"]}
-            found = f"learning_rate={rate:g} ({metric} {row['value']:.5g})"
-            print_line(f"best for rank {rank}: {found}")
+    best: dict[str, Any] = {}
+    for rank in config.lora_ranks:
+        row = best_of([row for row in rows if row["lora_rank"] == rank])
+        if row is not None:
+            rate, value = row["learning_rate"], row["value"]
+            best[f"rank_{rank}"] = {"learning_rate": rate, "lora_rank": rank, metric: value}
+            print_line(f"best for rank {rank}: learning_rate={rate:g} ({metric} {value:.5g})")
     content = {
         "recipe": recipe_name,
-        "model_name": getattr(config.base, "model_name", "unknown"),
+        "model_name": config.base.model_name,
         "metric": metric,
         "recommendations": best,
     }
-    path = folder / RECOMMENDATIONS
+    path = folder / "recommendations.json"
     write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
     print_line(str(path))
 

@@ -6,12 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.sweep.arguments import run_name
-
-
-class AxisError(ConfigurationError, TypeError):
-    """A setting that does not exist or has no list: a ``TypeError`` in the official cookbook."""
 
 
 def grid(
@@ -24,18 +19,13 @@ def grid(
         kwargs: Further settings in the same form.
 
     Raises:
-        ConfigurationError: A setting is given twice, or has no value.
-        AxisError: Its values are no list.
+        TypeError: The values of a setting are no list.
     """
-    if twice := (axes or {}).keys() & kwargs.keys():
-        raise ConfigurationError(f"{', '.join(sorted(twice))}: got it twice, expected it once")
     values = {**(axes or {}), **kwargs}
     for name, choices in values.items():
         # A text is a sequence too, of its characters.
         if isinstance(choices, str) or not isinstance(choices, Sequence):
-            raise AxisError(f"{name}: got {choices!r}, must be a list, as {name}=[{choices!r}]")
-        if not choices:
-            raise ConfigurationError(f"{name}: got an empty list, expected at least one value")
+            raise TypeError(f"{name}: got {choices!r}, must be a list, as {name}=[{choices!r}]")
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 

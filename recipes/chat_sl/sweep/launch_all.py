@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinker_cookbook.cli_utils import runs_path
-from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.model_info import get_model_attributes
 from tinker_cookbook.model_table import LINEUP
 from tinker_cookbook.utils.command_line.entrypoint import run_program
@@ -71,31 +70,25 @@ def build_sweep_command(
     cfg: ModelSweepConfig, jobs_per_model: int, skip_existing: bool = False
 ) -> list[str]:
     """Returns the command of one model's sweep; its folder depends only on the model."""
-    command = [
-        sys.executable,
-        "-m",
-        "tinker_cookbook.recipes.chat_sl.sweep",
-        "recipe=sft",
+    return [
+        *(sys.executable, "-m", "tinker_cookbook.recipes.chat_sl.sweep", "recipe=sft"),
         f"base.model_name={cfg.model_name}",
         f"base.dataset={DATASET}",
         f"base.batch_size={BATCH_SIZE}",
         f"base.wandb_project={WANDB_PROJECT}",
+        *([] if cfg.renderer_name is None else [f"base.renderer_name={cfg.renderer_name}"]),
         "metric=test/nll",
         f"training_budget_examples={TRAINING_BUDGET}",
         f"max_parallel={jobs_per_model}",
-        f"sweep_dir={_folder('sweeps', cfg)}",
-        f"learning_rates=[{', '.join(map(str, cfg.learning_rates))}]",
-        f"lora_ranks=[{', '.join(map(str, cfg.lora_ranks))}]",
+        f"skip_existing={skip_existing}",
+        f"sweep_dir={runs_path('sweeps', _file_name(cfg))}",
+        f"learning_rates={cfg.learning_rates}",
+        f"lora_ranks={cfg.lora_ranks}",
     ]
-    if skip_existing:
-        command.append("skip_existing=True")
-    if cfg.renderer_name is not None:
-        command.append(f"base.renderer_name={cfg.renderer_name}")
-    return command
 
 
-def _folder(kind: str, cfg: ModelSweepConfig) -> str:
-    return runs_path(kind, cfg.model_name.replace("/", "-"))
+def _file_name(cfg: ModelSweepConfig) -> str:
+    return cfg.model_name.replace("/", "-")
 
 
 async def run_model_sweep(
@@ -115,11 +108,9 @@ async def run_model_sweep(
         print(f"{cfg.model_name} ({cfg.tier}):\n  {shlex.join(command)}")
         return cfg.model_name, True
     async with semaphore:
-        log = Path(log_dir or runs_path("sweep-logs")) / f"{cfg.model_name.replace('/', '-')}.log"
+        log = Path(log_dir or runs_path("sweep-logs")) / f"{_file_name(cfg)}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         print(f"{cfg.model_name}: started, output in {log}", flush=True)
-        # A file instead of a pipe: nothing reads a pipe during the sweep, so it would fill up and
-        # block.
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *command, stdout=output, stderr=asyncio.subprocess.STDOUT
@@ -140,7 +131,8 @@ async def run_all(
     dry_run: bool,
     skip_existing: bool = False,
 ) -> None:
-    """Runs the sweeps of all models, ``models_parallel`` in parallel, and prints which failed."""
+    """Runs the sweeps of all models, ``models_parallel`` in parallel, and exits with 1 if one
+    failed."""
     num_runs = sum(len(m.learning_rates) * len(m.lora_ranks) for m in models)
     print(f"{len(models)} models, {num_runs} runs, {models_parallel} models in parallel")
     semaphore = asyncio.Semaphore(models_parallel)
@@ -150,40 +142,25 @@ async def run_all(
             for m in models
         )
     )
-    if failed := [name for name, ok in done if not ok]:
-        print(f"{len(failed)} of {len(models)} failed: {', '.join(failed)}")
+    if not all(ok for _, ok in done):
         sys.exit(1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the command line and runs the sweeps."""
+    names = [m.model_name for m in NEW_MODELS]
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the commands without running them"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="print the commands only")
     parser.add_argument("--models-parallel", type=int, default=4, help="models in parallel")
     parser.add_argument("--jobs-per-model", type=int, default=3, help="parallel runs per model")
     parser.add_argument("--tier", choices=_TIERS, help="run only the models of this tier")
-    parser.add_argument("--only", help="run only this model")
-    parser.add_argument("--include-done", action="store_true", help="has no effect")
+    parser.add_argument("--only", choices=names, metavar="MODEL", help="run only this model")
     parser.add_argument("--resume", action="store_true", help="has no effect: sweeps always resume")
     given = parser.parse_args(argv)
-    models = [m for m in NEW_MODELS if given.tier in (None, m.tier)]
-    if given.only is not None:
-        models = [m for m in models if m.model_name == given.only]
-
-    def program() -> object:
-        if not models:
-            names = [m.model_name for m in NEW_MODELS]
-            raise ConfigurationError(
-                f"only: got {given.only!r}, expected a model of the lineup"
-                f"{nearest_sentence(given.only or '', names)}"
-            )
-        return run_all(
-            models, given.models_parallel, given.jobs_per_model, given.dry_run, given.resume
-        )
-
-    run_program(program)
+    models = [
+        m for m in NEW_MODELS if given.tier in (None, m.tier) and given.only in (None, m.model_name)
+    ]
+    run_program(lambda: run_all(models, given.models_parallel, given.jobs_per_model, given.dry_run))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,8 @@ import inspect
 import logging
 import multiprocessing
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import chz
 
 from tinker_cookbook.cli_utils import runs_path
-from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.recipes.chat_sl.sweep.grid import AxisError, default_run_name, grid
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.chat_sl.sweep.grid import default_run_name, grid
 from tinker_cookbook.recipes.chat_sl.sweep.results import collect
 from tinker_cookbook.utils.command_line.entrypoint import run_to_end
 
@@ -63,52 +62,36 @@ def run(
         and does not stop the others.
 
     Raises:
-        ConfigurationError: A setting does not exist (``AxisError``), or has no list of values.
-        RuntimeError: The processes cannot start.
+        ConfigurationError: There is no axis.
+        TypeError: A setting does not exist, or has no list of values.
     """
     if not sweep_axes:
         raise ConfigurationError(
             "At least one sweep axis is needed, such as learning_rate=[1e-4, 3e-4]; got none"
         )
-    known = chz.chz_fields(type(base_config)).keys()
-    for name in (*sweep_axes, "log_path"):
-        if name not in known:
-            raise AxisError(
-                f"{name}: not a field of {type(base_config).__name__}{nearest(name, known)}"
-            )
     folder = Path(sweep_dir or runs_path("sweeps", time.strftime("%Y%m%d_%H%M%S")))
-    jobs: list[tuple[Path, dict[str, Any]]] = []
+    # All configs are made before any run starts, so that wrong settings stop the sweep at once.
+    configs: list[Any] = []
     for point in grid(sweep_axes):
         log_path = folder / (name_fn or default_run_name)(point)
+        config = chz.replace(base_config, log_path=str(log_path), **point)
         if not (skip_existing and (log_path / "metrics.jsonl").exists()):
-            jobs.append((log_path, point))
-    folder.mkdir(parents=True, exist_ok=True)
+            configs.append(config)
     with ExitStack() as stack:
         if executor is None and max_parallel > 1:
             # Not "fork": threads of torch and of the SDK do not survive it.
             context = multiprocessing.get_context("spawn")
-            pool = ProcessPoolExecutor(max_parallel, mp_context=context)
-            executor = stack.enter_context(pool)
-        submit = partial if executor is None else executor.submit
-        submitted = [(path, submit(run_point, main_fn, base_config, path, p)) for path, p in jobs]
-        for log_path, job in submitted:
-            try:
-                job() if isinstance(job, partial) else job.result()
-            except BrokenProcessPool as error:
-                # No other run can start either.
-                raise RuntimeError(
-                    "the processes of the sweep ended at once; a script must start it below "
-                    'if __name__ == "__main__":, since each process imports the script again'
-                ) from error
-            except Exception:
-                logger.exception("the run %s failed", log_path.name)
+            executor = stack.enter_context(ProcessPoolExecutor(max_parallel, context))
+        apply = map if executor is None else executor.map
+        list(apply(partial(run_one, main_fn), configs))
     return collect(folder, require_complete=False)
 
 
-def run_point(
-    main_fn: Callable[[T], None], base_config: T, log_path: Path, point: Mapping[str, Any]
-) -> None:
-    """Runs one point of the grid in this process."""
-    result: Any = main_fn(chz.replace(base_config, log_path=str(log_path), **point))
-    if inspect.isawaitable(result):
-        run_to_end(result)
+def run_one(main_fn: Callable[[T], Any], config: T) -> None:
+    """Runs one point of the grid in this process; logs its error."""
+    try:
+        result = main_fn(config)
+        if inspect.isawaitable(result):
+            run_to_end(result)
+    except Exception:
+        logger.exception("the run %s failed", getattr(config, "log_path", config))
