@@ -16,10 +16,10 @@ import chz
 
 from tinker_cookbook.recipes.rl_numerics_check.env import (
     DEFAULT_MAX_TRAJECTORY_TOKENS,
+    GENERATED,
     CountingDatasetBuilder,
     CountingTaskConfig,
 )
-from tinker_cookbook.recipes.rl_numerics_check.task import GENERATED
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
 from tinker_cookbook.training.config import number

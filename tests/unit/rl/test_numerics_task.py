@@ -13,7 +13,7 @@ from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataValidationError,
 )
-from tinker_cookbook.recipes.rl_numerics_check.task import (
+from tinker_cookbook.recipes.rl_numerics_check.env import (
     CountingTaskConfig,
     build_prompt,
     closeness_reward,
@@ -84,7 +84,7 @@ def test_the_reward_falls_with_the_error():
 
 
 def test_a_problem_counts_the_pages_of_its_document():
-    corpus = generate_corpus(20_000)
+    corpus = generate_corpus(500)
     problem = sample_problem(random.Random(1), corpus, SHORT)
     assert sample_problem(random.Random(1), corpus, SHORT) == problem
     assert 3 <= problem.num_pages <= 5
@@ -100,7 +100,7 @@ def test_a_hidden_length_is_the_same_for_all_problems():
     hidden = CountingTaskConfig(
         num_pages_min=3, num_pages_max=9, page_chars=50, num_pages_hint="range"
     )
-    corpus = generate_corpus(20_000)
+    corpus = generate_corpus(500)
     found = {sample_problem(random.Random(i), corpus, hidden).num_pages for i in range(5)}
     assert found == {hidden.hidden_num_pages}
     assert "between 3 and 9 pages" in build_prompt(hidden, "time", 5)
@@ -112,11 +112,7 @@ def test_a_hidden_length_is_the_same_for_all_problems():
     ("settings", "message"),
     [
         ({"num_pages_min": 5, "num_pages_max": 3}, "got 5 and 3, expected 1 <= min <= max"),
-        ({"words": ("Time",)}, "words of lower-case letters"),
-        ({"words": ("time", "tie"), "word_hint": "first_last"}, "share first and last letters"),
         ({"word_hint": "hidden"}, "expected a single word"),
-        ({"secret_num_pages": 50}, "secret_num_pages: got 50"),
-        ({"reward_tolerance": 0}, "expected more than 0"),
     ],
 )
 def test_invalid_settings_are_refused(settings, message):
