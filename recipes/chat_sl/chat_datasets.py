@@ -10,8 +10,8 @@ import numpy as np
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.renderers import Message, TrainOnWhat
 from tinker_cookbook.supervised.conversation_file import (
+    ChatDataset,
     ConversationRows,
-    chat_dataset,
     prompts_of,
 )
 from tinker_cookbook.supervised.hf_datasets import NoRobotsBuilder, load_hf_dataset
@@ -43,8 +43,8 @@ class Tulu3Builder(ChatDatasetBuilder):
         train, test = self._split
         batch_size = self.common_config.batch_size
         return (
-            chat_dataset(self, train, batch_size),
-            chat_dataset(self, test, min(batch_size, len(test))),
+            ChatDataset(self, train, batch_size),
+            ChatDataset(self, test, min(batch_size, len(test))),
         )
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:

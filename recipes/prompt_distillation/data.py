@@ -17,7 +17,7 @@ from tinker_cookbook.recipes.prompt_distillation.create_data import run_folder
 from tinker_cookbook.recipes.prompt_distillation.tasks import Query, check_label
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.run.jsonl import read_rows
-from tinker_cookbook.supervised.conversation_file import chat_dataset, naming, read_conversations
+from tinker_cookbook.supervised.conversation_file import ChatDataset, naming, read_conversations
 from tinker_cookbook.supervised.json_files import json_lines
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 
@@ -96,10 +96,10 @@ class DistilledDatasetBuilder(ChatDatasetBuilder):
                 f"batch_size: got {batch_size}, expected at most {len(rows)}, the number of "
                 f"conversations to train on in {self.file_path}"
             )
-        train_set = chat_dataset(self, rows, batch_size)
+        train_set = ChatDataset(self, rows, batch_size)
         if not held_out:
             return train_set, None
-        return train_set, chat_dataset(self, held_out, min(batch_size, len(held_out)))
+        return train_set, ChatDataset(self, held_out, min(batch_size, len(held_out)))
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
         """Returns the first ``n`` questions held out."""

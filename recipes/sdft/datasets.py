@@ -22,7 +22,7 @@ from tinker_cookbook.recipes.sdft.eval import SCIENCE_SYSTEM_PROMPT_THINKING
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDatasetBuilder
-from tinker_cookbook.supervised.conversation_file import chat_dataset
+from tinker_cookbook.supervised.conversation_file import ChatDataset
 from tinker_cookbook.supervised.data import Rows
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
@@ -299,7 +299,7 @@ class _ArrowSFTBuilder(ChatDatasetBuilder):
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         """Builds the training set; the evaluation is another program."""
         rows = [{"messages": talk} for talk in self.conversations()]
-        return chat_dataset(self, rows, self.common_config.batch_size, "messages"), None
+        return ChatDataset(self, rows, self.common_config.batch_size, "messages"), None
 
 
 @chz.chz

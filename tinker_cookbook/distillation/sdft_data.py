@@ -30,7 +30,7 @@ from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metr
 from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 from tinker_cookbook.supervised.common import datum_from_tokens_weights
-from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder, chat_dataset
+from tinker_cookbook.supervised.conversation_file import ChatDataset, FromConversationFileBuilder
 from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset, conversation_to_datum
 from tinker_cookbook.supervised.row_datasets import place_of
 from tinker_cookbook.supervised.row_images import has_images
@@ -140,7 +140,7 @@ class DemonstrationBuilder(FromConversationFileBuilder):
 
         rows = list(enumerate(train))
         train_set = SupervisedDatasetFromHFDataset(rows, batch_size, map_fn=datum)
-        test_set = chat_dataset(self, test, min(batch_size, len(test))) if test else None
+        test_set = ChatDataset(self, test, min(batch_size, len(test))) if test else None
         return train_set, test_set
 
     @cached_property

@@ -63,31 +63,21 @@ def _with_resolved_paths(table: pa.Table, folder: Path) -> pa.Table:
     """Returns the table with relative image paths that begin with ``folder``."""
     import pyarrow as pa
 
+    def resolved(name: str, value: Any) -> Any:
+        row = {name: value}
+        resolve_paths(row, folder)
+        # A list in a text is decoded, but the column keeps its type.
+        decoded = isinstance(value, str) and not isinstance(row[name], str)
+        return json.dumps(row[name]) if decoded else row[name]
+
     for at, field in enumerate(table.schema):
-        column = table.column(at)
-        if may_have_files(field.name, column):
-            # In slices, because some of the images may be in the table itself.
-            slices = [column.slice(i, 256) for i in range(0, len(column), 256)]
-            chunks = [_resolved(one, field, folder) for one in slices]
+        if may_have_files(field.name, table.column(at)):
+            chunks = [
+                pa.array([resolved(field.name, value) for value in chunk.to_pylist()], field.type)
+                for chunk in table.column(at).chunks
+            ]
             table = table.set_column(at, field, pa.chunked_array(chunks, field.type))
     return table
-
-
-def _resolved(cells: pa.ChunkedArray[Any], field: pa.Field[Any], folder: Path) -> pa.Array[Any]:
-    """Returns ``cells`` with resolved paths, the same ones if nothing changes."""
-    import pyarrow as pa
-
-    values = []
-    for value in cells.to_pylist():
-        row = {field.name: value}
-        resolve_paths(row, folder)
-        found = row[field.name]
-        # A list in a text is decoded, but the column keeps its type.
-        decoded = isinstance(value, str) and not isinstance(found, str)
-        values.append(json.dumps(found) if decoded else found)
-    new = pa.array(values, field.type)
-    old = pa.concat_arrays(cells.chunks)
-    return old if old.equals(new) else new
 
 
 def without_arrow_nulls(rows: _T) -> _T:

@@ -53,19 +53,24 @@ from tinker_cookbook.utils.terminal import print_line
 
 
 class ChatDataset(SupervisedDatasetFromHFDataset):
-    """Batches of conversations, rendered with the builder's settings."""
+    """Batches of conversations, or of rows with a conversation in ``message_field``, rendered with
+    the builder's settings."""
 
     def __init__(
-        self, builder: ChatDatasetBuilder, rows: Rows, batch_size: int, message_field: str | None
+        self,
+        builder: ChatDatasetBuilder,
+        rows: Rows,
+        batch_size: int,
+        message_field: str | None = None,
     ) -> None:
         super().__init__(rows, batch_size, flatmap_fn=self._to_data)
         self.builder, self._message_field = builder, message_field
 
     def messages(self, row: Any) -> list[Message]:
         """Returns a row's messages for rendering, with its tools declared; raises DataError."""
-        return row if self._message_field is None else self._read(row, self._message_field)
-
-    def _read(self, row: Any, field: str) -> list[Message]:
+        field = self._message_field
+        if field is None:
+            return row
         if field not in row:
             raise DataFormatError(
                 f"message_field: got {field!r}, expected one of the row's fields: {', '.join(row)}"
@@ -80,14 +85,6 @@ class ChatDataset(SupervisedDatasetFromHFDataset):
         max_length = builder.common_config.max_length
         messages = self.messages(row)
         return conversation_to_data(messages, builder.renderer, max_length, builder.train_on_what)
-
-
-def chat_dataset(
-    builder: ChatDatasetBuilder, rows: Rows, batch_size: int, message_field: str | None = None
-) -> ChatDataset:
-    """Returns batches of ``rows``: conversations, or objects with a conversation in
-    ``message_field``."""
-    return ChatDataset(builder, rows, batch_size, message_field)
 
 
 def read_conversations(
@@ -295,8 +292,8 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
         train, test = self._split
         batch_size = self.common_config.batch_size
         # The dataset would reject a held-out part smaller than a batch.
-        test_set = chat_dataset(self, test, min(batch_size, len(test))) if len(test) else None
-        return chat_dataset(self, train, batch_size), test_set
+        test_set = ChatDataset(self, test, min(batch_size, len(test))) if len(test) else None
+        return ChatDataset(self, train, batch_size), test_set
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
         """Returns the prompts of the first ``n`` held-out conversations."""

@@ -21,9 +21,7 @@ from tinker_cookbook.supervised.arrow_rows import stream_without_nulls, without_
 from tinker_cookbook.supervised.conversation_file import (
     ConversationRows,
     FromConversationFileBuilder,
-    chat_dataset,
     naming,
-    prompts_of,
 )
 from tinker_cookbook.supervised.json_files import (
     SUFFIXES,
@@ -39,7 +37,6 @@ from tinker_cookbook.utils.terminal import print_line
 if TYPE_CHECKING:
     import datasets
 
-_MESSAGES = "messages"
 _PROBE_SECONDS = 5.0
 _offline_lock = threading.Lock()
 _ADVICE = "Give a copy of it, or conversations of your own, with dataset=FILE or dataset=FOLDER"
@@ -185,19 +182,15 @@ class NoRobotsBuilder(ChatDatasetBuilder):
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         """Returns both splits."""
-        self.common_config.check()
-        batch_size = self.common_config.batch_size
-        train, test = load_hf_dataset(self.path, "train"), load_hf_dataset(self.path, "test")
-        return (
-            chat_dataset(self, train, batch_size, message_field=_MESSAGES),
-            chat_dataset(self, test, min(batch_size, len(test)), message_field=_MESSAGES),
-        )
+        return self._data()
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
         """Returns the prompts of the first ``n`` conversations of the test split."""
-        test = load_hf_dataset(self.path, "test")
-        data = chat_dataset(self, test, 1, message_field=_MESSAGES)
-        return prompts_of((data.messages(test[i]) for i in range(len(test))), n)
+        return self._data.held_out_prompts(n)
+
+    @cached_property
+    def _data(self) -> ChatDataBuilder:
+        return ChatDataBuilder(common_config=self.common_config, file_path=self.path)
 
 
 @chz.chz

@@ -94,17 +94,11 @@ def check_columns(row: Mapping[str, Any], known: Collection[str]) -> None:
         value, lower = row[name], str(name).lower()
         if value is None or lower in (LABEL, *_MEDIA):
             continue
-        if lower in _WEIGHTS or lower == "loss_mask":
-            if str(value).strip() not in ("1", "1.0"):
+        if lower in (*_WEIGHTS, *FLAGS, "trainable"):
+            if str(value).strip().lower() not in ("1", "1.0", "true"):
                 raise RendererError(
-                    f"{name}: got {value!r:.80}, but rows and messages have no weights; expected "
-                    f"{FLAGS['weight']} in each message"
-                )
-        elif lower in FLAGS or lower == "trainable":
-            if _is_false(value):
-                raise RendererError(
-                    f"{name}: got {value!r}, but such rows are not left out; expected only rows to "
-                    f"train on, or {LABEL}=false in rows to leave out"
+                    f"{name}: got {value!r:.80}, but rows have no weights; expected "
+                    f"{FLAGS['weight']} in each message, or {LABEL}=false in rows to leave out"
                 )
         elif lower in CONTEXT:
             if value:
@@ -215,22 +209,11 @@ def find_layout(row: Mapping[str, Any], column: str | None = None) -> Layout:
             f"got the columns {_list(row)}, of which {both} are questions and answers; {wanted}. "
             "Remove or rename the other columns"
         )
-    raise RendererError(_no_layout(row, names, wanted))
-
-
-def _no_layout(row: Mapping[str, Any], names: Sequence[str], wanted: str) -> str:
-    empty = [pair for pair in _PAIRS if set(pair) <= row.keys()]
-    if empty:
-        missing = [name for name in empty[0] if row[name] is None]
-        return (
-            f"{missing[0]}: got null, expected a text; fill the cell or remove the row (columns "
-            f"{_list(row)})"
-        )
     known = ("messages", "conversations", *(name for pair in _PAIRS for name in pair))
     hint = next(filter(None, (nearest(str(name), known) for name in names)), "")
     if not hint and any(" " in str(name) for name in names):
         hint = "; the first line of a CSV or TSV file must name the columns"
-    return f"got the columns {_list(row)}; {wanted}{hint}"
+    raise RendererError(f"got the columns {_list(names)}; {wanted}{hint}")
 
 
 def _list(names: Iterable[Any]) -> str:
@@ -277,26 +260,10 @@ def _read_messages(row: Mapping[str, Any], column: str) -> list[Any]:
 
 
 def _plain(message: Any) -> Any:
-    """Converts parts with ``value`` (LLaMA-Factory) and calls in JSON text to the usual forms."""
-    if not isinstance(message, Mapping):
+    """Converts calls in JSON text to a list."""
+    if not isinstance(message, Mapping) or not isinstance(calls := message.get("tool_calls"), str):
         return message
-    if isinstance(calls := message.get("tool_calls"), str):
-        message = {**message, "tool_calls": _json(calls, "tool_calls") if calls.strip() else None}
-    parts = message.get("content")
-    if not isinstance(parts, list) or not all(
-        isinstance(part, Mapping) and isinstance(part.get("value"), str) for part in parts
-    ):
-        return message
-    content, calls = list[Any](), list[Any]()
-    for part in parts:
-        if part["type"] == "tool_call":
-            calls += _calls(part["value"], "content")
-        elif part["type"] == "reasoning":
-            content.append({"type": "thinking", "thinking": part["value"]})
-        else:
-            content.append({"type": part["type"], part["type"]: part["value"]})
-    plain = {**message, "content": content or ("" if calls else content)}
-    return {**plain, "tool_calls": calls} if calls else plain
+    return {**message, "tool_calls": _json(calls, "tool_calls") if calls.strip() else None}
 
 
 def _read_sharegpt(row: Mapping[str, Any], column: str) -> list[Any]:
@@ -392,11 +359,14 @@ def read_question(row: Mapping[str, Any], column: str, inputs: bool) -> list[Any
 def _read_pair(row: Mapping[str, Any], question: str, answer: str, inputs: bool) -> list[Any]:
     """Returns the messages of a question and an answer, after earlier messages."""
     asked, answered = read_question(row, question, inputs), turn(row[answer], "assistant", answer)
-    repeated = _split_repeated(asked, answered)
-    asked, answered = repeated or (asked, answered)
+    if answered[0].get("role") != "assistant":
+        raise RendererError(
+            f"{answer}: got a message of role {answered[0].get('role')!r} first, expected the "
+            "answer alone; give the whole conversation in a column messages"
+        )
     found = {name: row[name] for name in REASONING_KEYS if row.get(name)}
     if found:
-        if len(answered) != 1 or answered[0].get("role") != "assistant":
+        if len(answered) != 1:
             raise RendererError(
                 f"{_list(found)}: got reasoning in a column, but {answer} has several messages; "
                 "expected it in the message that it precedes"
@@ -404,38 +374,11 @@ def _read_pair(row: Mapping[str, Any], question: str, answer: str, inputs: bool)
         answered = [{**answered[0], **found}]
     # Answers inside a prompt are not the completion, so they are not trained on. (Those of
     # ``history`` are.)
-    if (repeated or not isinstance(from_json(row[question]), str)) and any(
+    if not isinstance(from_json(row[question]), str) and any(
         isinstance(message, Mapping) and message.get("role") == "assistant" for message in asked
     ):
         asked, answered = _marked(asked, False), _marked(answered, True)
     return asked + answered
-
-
-def _split_repeated(asked: list[Any], answered: list[Any]) -> tuple[list[Any], list[Any]] | None:
-    """Returns the prompt and the completion if the answer repeats the prompt, often after a system
-    message or earlier turns that the prompt lacks; None if it does not."""
-    system = [m for m in asked[:1] if m.get("role") in ("system", "developer")]
-    prompt = [_turn_of(message) for message in asked[len(system) :]]
-    if not prompt or answered[0].get("role") == "assistant":
-        return None
-    turns = [_turn_of(message) for message in answered]
-    ends = range(len(prompt), len(turns))
-    end = next((end for end in ends if turns[end - len(prompt) : end] == prompt), None)
-    if end is None:
-        return None
-    if answered[0].get("role") not in ("system", "developer"):
-        return [*system, *answered[:end]], answered[end:]
-    if system and _turn_of(system[0]) != turns[0]:
-        raise RendererError(
-            "got another system message in the answer than in the prompt, expected one of them"
-        )
-    return answered[:end], answered[end:]
-
-
-def _turn_of(message: Mapping[str, Any]) -> tuple[Any, ...]:
-    content = message.get("content")
-    text = content.strip() if isinstance(content, str) else content
-    return message.get("role"), text, message.get("tool_calls")
 
 
 def _marked(messages: list[Any], trainable: bool) -> list[Any]:

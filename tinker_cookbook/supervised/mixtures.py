@@ -13,7 +13,7 @@ import numpy as np
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.supervised.arrow_rows import without_arrow_nulls
-from tinker_cookbook.supervised.conversation_file import chat_dataset, prompts_of, wanted_rows
+from tinker_cookbook.supervised.conversation_file import ChatDataset, prompts_of, wanted_rows
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.layouts import is_used
 from tinker_cookbook.supervised.row_datasets import Rows
@@ -112,8 +112,8 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
         """Returns the mixture and the test set; the held-out rows are one batch."""
         self.common_config.check()
         train, test = self._mixtures
-        train_set = chat_dataset(self, train, self.common_config.batch_size, _MESSAGES)
-        test_set = None if test is None else chat_dataset(self, test, len(test), _MESSAGES)
+        train_set = ChatDataset(self, train, self.common_config.batch_size, _MESSAGES)
+        test_set = None if test is None else ChatDataset(self, test, len(test), _MESSAGES)
         return train_set, test_set
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
@@ -122,7 +122,7 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
         if test is None:
             return []
         # ``messages`` declares the tools, which belong to the prompt.
-        data = chat_dataset(self, test, len(test), _MESSAGES)
+        data = ChatDataset(self, test, len(test), _MESSAGES)
         return prompts_of((data.messages(test[i]) for i in range(len(test))), n)
 
     @cached_property

@@ -48,16 +48,20 @@ class Prefetcher(Generic[T]):
             raise StopAsyncIteration
         return item
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Stops the thread; drops an item in preparation."""
         for future in self._ahead:
             # The thread skips cancelled requests, so it ends after the item in preparation.
             future.cancel()
         self._requests.put(None)
         # Long enough for a batch; an iterable that hangs must not block the end of the run.
         self._thread.join(timeout=1.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _request(self) -> None:
         self._ahead.append(Future())

@@ -30,7 +30,7 @@ from tinker_cookbook.renderers import Message, Renderer, TrainOnWhat, get_render
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.envs.preference_envs import PairwisePreferenceRLDatasetBuilder
 from tinker_cookbook.supervised import train as sft_train
-from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder, chat_dataset
+from tinker_cookbook.supervised.conversation_file import ChatDataset, FromConversationFileBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings, TrainingConfig
@@ -192,11 +192,11 @@ class AnswersOfComparisonsBuilder(ChatDatasetBuilder):
         self.common_config.check()
         train, test = self.comparison_builder.comparison_sets
         batch_size = self.common_config.batch_size
-        train_set = chat_dataset(self, _conversations(train.usable, self.renderer), batch_size)
+        train_set = ChatDataset(self, _conversations(train.usable, self.renderer), batch_size)
         if test is None:
             return train_set, None
         held_out = _conversations(test.usable, self.renderer)
-        return train_set, chat_dataset(self, held_out, min(batch_size, len(held_out)))
+        return train_set, ChatDataset(self, held_out, min(batch_size, len(held_out)))
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
         """Returns the first ``n`` different held-out prompts."""

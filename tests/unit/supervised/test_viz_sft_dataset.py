@@ -9,7 +9,7 @@ import chz
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.supervised.conversation_file import chat_dataset
+from tinker_cookbook.supervised.conversation_file import ChatDataset
 from tinker_cookbook.supervised.types import ChatDatasetBuilder
 from tinker_cookbook.supervised.viz_sft_dataset import Config, run
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
@@ -25,7 +25,7 @@ class ThreeAnswers(ChatDatasetBuilder):
 
     def __call__(self):
         rows = [dialogue(answer) for answer in ("First.", "Second.", "Third.")]
-        return chat_dataset(self, rows, self.common_config.batch_size), None
+        return ChatDataset(self, rows, self.common_config.batch_size), None
 
 
 PATH = f"{__name__}:ThreeAnswers"
