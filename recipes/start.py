@@ -108,6 +108,18 @@ def check_files(settings: Any, *names: str) -> None:
             )
 
 
+def read_text(path: str | Path, name: str) -> str:
+    """Returns the text of a file; raises DataValidationError, which begins with the name of the
+    setting, if it cannot be read or is not UTF-8."""
+    file = Path(path).expanduser()
+    try:
+        return file.read_text(encoding="utf-8-sig")  # without a byte order mark
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataValidationError(
+            f"{name}: {file} cannot be read ({error}); expected a text file in UTF-8"
+        ) from error
+
+
 def local_rows(path: str, split: str, expected: str) -> Iterator[tuple[str, Any]]:
     """Yields the rows of a local file, or of a split of a local folder, each with where it is.
 

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import DataFormatError, DataValidationError
+from tinker_cookbook.recipes.start import read_text
 from tinker_cookbook.supervised.json_files import SUFFIXES, file_rows
 
 TEXT_SUFFIXES = (".txt", ".md")
 _TEXT_FIELDS = ("text", "contents", "content", "document", "passage", "context")
-EXPECTED = 'objects like {"text": "...", "title": "..."}; only text is required'
+EXPECTED = (
+    'objects like {"text": "...", "title": "..."}; title is optional, and the text may be under '
+    f"{', '.join(_TEXT_FIELDS[1:])}"
+)
 # Search-R1 writes the title as a quoted first line.
 _QUOTED_TITLE = re.compile(r'"(?P<title>[^\n]*)"\n(?P<text>.+)', re.DOTALL)
 _BORDER = re.compile(r"\n\s*\n|(?<=[.!?])\s+|(?<=[。！？])")
@@ -41,70 +45,42 @@ def read_corpus(path: str, max_words: int = 250) -> list[Document]:
     documents are split at the ends of sentences; 0 splits none.
 
     Raises:
-        DataValidationError: there is no such path, or no document in it.
-        DataFormatError: a row has no text, or a file is not UTF-8.
+        DataError: a file cannot be read, a row has no text, or there is no document.
     """
-    if max_words < 0:
-        raise DataValidationError(f"max_words: got {max_words}, expected at least 0 (0: no limit)")
+    source = Path(path).expanduser()
+    files, endings = [source], (*TEXT_SUFFIXES, *SUFFIXES)
+    if source.is_dir():
+        # Sorted, because the order of documents decides between equal scores.
+        files = sorted(f for f in source.rglob("*") if f.name.endswith(endings) and f.is_file())
     # Without repetitions: the same text twice would take two places of each result.
-    whole = dict.fromkeys(_whole_documents(Path(path).expanduser()))
-    documents = [
-        Document(document.title, part)
-        for document in whole
-        for part in split_text(document.text, max_words)
-    ]
+    whole = dict.fromkeys(document for file in files for document in _documents(file))
+    documents = [Document(d.title, part) for d in whole for part in split_text(d.text, max_words)]
     if not documents:
-        raise DataValidationError(f"corpus: got {path}, which has no document; expected {EXPECTED}")
+        raise DataValidationError(
+            f"corpus: got {path}, which has no document; expected texts "
+            f"({', '.join(TEXT_SUFFIXES)}), or rows ({', '.join(SUFFIXES)}) of {EXPECTED}"
+        )
     return documents
 
 
-def _whole_documents(path: Path) -> Iterator[Document]:
-    if not path.exists():
-        raise DataValidationError(
-            f"corpus: there is no file or folder {path} (searched from {Path.cwd()}); expected a "
-            f"folder of {' and '.join(TEXT_SUFFIXES)} files, or a file of {EXPECTED}"
-        )
-    if path.is_file():
-        yield from _documents_of_file(path)
-        return
-    endings = (*TEXT_SUFFIXES, *SUFFIXES)
-    # Sorted, so that the order does not depend on the file system: it decides between equal scores.
-    files = sorted(f for f in path.rglob("*") if f.name.endswith(endings) and f.is_file())
-    if not files:
-        raise DataValidationError(
-            f"corpus: {path} has no file that ends in {', '.join(endings)}; expected documents"
-        )
-    for file in files:
-        yield from _documents_of_file(file)
-
-
-def _documents_of_file(file: Path) -> Iterator[Document]:
+def _documents(file: Path) -> Iterator[Document]:
     if file.suffix in TEXT_SUFFIXES:
-        text = _read_text(file).strip()
-        # An empty file among others is not worth an error.
-        if text:
+        if text := read_text(file, "corpus").strip():
             yield Document(file.stem, text)
-        return
-    squad = squad_articles(file)
-    if squad is not None:
+    elif (squad := squad_articles(file)) is not None:
         for title, paragraph in squad:
             yield Document(title.strip(), paragraph["context"].strip())
-        return
-    for where, row in file_rows(file, EXPECTED):
-        yield _document_of_row(row, where)
+    else:
+        for where, row in file_rows(file, EXPECTED):
+            yield _document_of_row(row, where)
 
 
 def _document_of_row(row: Any, where: str) -> Document:
-    if not isinstance(row, Mapping):
-        raise DataFormatError(f"{where}: got {type(row).__name__}, expected {EXPECTED}")
-    field = next((name for name in _TEXT_FIELDS if row.get(name) is not None), "text")
-    text = row.get(field)
+    fields = row if isinstance(row, Mapping) else {}
+    text = next((fields[name] for name in _TEXT_FIELDS if fields.get(name)), None)
     if not isinstance(text, str) or not text.strip():
-        raise DataFormatError(
-            f"{where}: {field}: got {text!r}, expected a text that is not empty, under one of "
-            f"{', '.join(_TEXT_FIELDS)}; the row has {', '.join(map(str, row)) or 'no field'}"
-        )
-    title = str(row.get("title") or "")
+        raise DataFormatError(f"{where}: text: got {text!r}, expected {EXPECTED}")
+    title = str(fields.get("title") or "")
     quoted = None if title else _QUOTED_TITLE.fullmatch(text.strip())
     if quoted is not None:
         title, text = quoted["title"], quoted["text"]
@@ -120,31 +96,22 @@ def squad_articles(file: Path) -> list[tuple[str, Mapping[str, Any]]] | None:
     if file.suffix != ".json" or not file.is_file():
         return None
     try:
-        value = json.loads(_read_text(file))
+        value = json.loads(file.read_bytes())
     except ValueError:
         return None  # the reader of rows reports the problem
-    if not isinstance(value, dict) or not isinstance(value.get("data"), list):
+    if not isinstance(value, dict) or "data" not in value:
         return None
-    try:
-        return [
-            (str(article.get("title") or "").replace("_", " "), {**p, "context": "" + p["context"]})
-            for article in value["data"]
-            for p in article["paragraphs"]
-        ]
-    except (KeyError, TypeError, AttributeError) as error:
+    found = [
+        (str(article.get("title") or "").replace("_", " "), paragraph)
+        for article in value["data"]
+        for paragraph in article.get("paragraphs", ())
+    ]
+    if not all(isinstance(paragraph.get("context"), str) for _, paragraph in found):
         raise DataFormatError(
-            f"{file}: got 'data' without a text ({error!r}); expected the layout of SQuAD: "
+            f"{file}: a paragraph has no context; expected the layout of SQuAD: "
             '{"data": [{"paragraphs": [{"context": "...", "qas": [...]}]}]}'
-        ) from error
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataFormatError(
-            f"{file}: not UTF-8 ({error.reason} at byte {error.start}); save the file as UTF-8"
-        ) from error
+        )
+    return found
 
 
 def split_text(text: str, max_words: int) -> list[str]:

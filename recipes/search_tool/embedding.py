@@ -17,11 +17,6 @@ T = TypeVar("T")
 MAX_RETRIES = 10
 RETRY_DELAY = 1.0
 _BACKOFF = 1.5
-_PROJECT, _REGION, _VERTEX = (
-    "GCP_VERTEXAI_PROJECT_NUMBER",
-    "GCP_VERTEXAI_REGION",
-    "GOOGLE_GENAI_USE_VERTEXAI",
-)
 
 
 def get_gemini_client(
@@ -46,22 +41,19 @@ def get_gemini_client(
     except ImportError as error:
         raise missing_extra("embeddings of Gemini", error, "vector-search") from error
     if vertexai is None:
-        vertexai = environ.get(_VERTEX, "True").strip().lower().startswith("t")
-    settings: dict[str, Any] = {"vertexai": vertexai}
-    # Without Vertex AI the client reads GOOGLE_API_KEY by itself.
+        vertexai = environ.get("GOOGLE_GENAI_USE_VERTEXAI", "true").lower() in ("true", "1")
     if vertexai:
-        for name, value, variable in (
-            ("project", project, _PROJECT),
-            ("location", location, _REGION),
-        ):
-            settings[name] = value or environ.get(variable)
-            if settings[name] is None:
-                raise ConfigurationError(
-                    f"{name}: got none, expected ${variable} to be set. Embeddings of Gemini need "
-                    "an account; a local index (corpus= or index_path=) needs none"
-                )
+        project = project or environ.get("GCP_VERTEXAI_PROJECT_NUMBER")
+        location = location or environ.get("GCP_VERTEXAI_REGION")
+        if not project or not location:
+            raise ConfigurationError(
+                "expected $GCP_VERTEXAI_PROJECT_NUMBER and $GCP_VERTEXAI_REGION to be set. "
+                "Embeddings of Gemini need an account; a local index needs none"
+            )
+        kwargs |= {"project": project, "location": location}
+    # Without Vertex AI the client reads GOOGLE_API_KEY by itself.
     options = http_options or HttpOptions(api_version="v1", timeout=10_000)
-    return genai.Client(http_options=options, **settings, **kwargs)
+    return genai.Client(http_options=options, vertexai=vertexai, **kwargs)
 
 
 async def get_gemini_embedding(
@@ -96,18 +88,15 @@ async def retried(request: Callable[[], Awaitable[T]], attempts: int, delay: flo
     Raises:
         BackendError: all requests failed; ``what`` names them in the error.
     """
-    if attempts < 1:
-        raise ConfigurationError(f"max_retries: got {attempts}, expected at least 1")
-    for attempt in range(attempts - 1):
+    for attempt in range(1, attempts + 1):
         try:
             return await request()
         except Exception as error:  # the clients raise errors of several libraries
-            wait = delay * _BACKOFF**attempt
-            logger.warning("%s: %r; next attempt in %.1f s", what, error, wait)
-            await asyncio.sleep(wait)
-    try:
-        return await request()
-    except Exception as error:
-        raise BackendError(
-            f"{what}: {attempts} requests failed, the last one with {error!r}"
-        ) from error
+            if attempt == attempts:
+                raise BackendError(
+                    f"{what}: {attempts} requests failed, the last one with {error!r}"
+                ) from error
+            logger.warning("%s: %r; next attempt in %.1f s", what, error, delay)
+        await asyncio.sleep(delay)
+        delay *= _BACKOFF
+    raise ConfigurationError(f"max_retries: got {attempts}, expected at least 1")

@@ -1,28 +1,22 @@
-"""Evaluates a checkpoint on questions with the search tool, as ``python -m tinker_cookbook.eval``.
+"""Evaluates a checkpoint on questions with the search tool.
 
     python -m recipes.search_tool.offline_eval model_path=tinker://RUN/sampler_weights/NAME
     python -m recipes.search_tool.offline_eval model_path=… dataset=my.jsonl corpus=my_documents
     python -m recipes.search_tool.offline_eval model_name=MODEL     # a base model alone
 
-Each source of questions is a benchmark, whose score is the share of right answers. As with all
-benchmarks, episodes are stored, and the same command continues after Ctrl-C.
+Prints the share of right answers for each source of questions.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import chz
 
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
-from tinker_cookbook.eval import __main__ as evaluation
-from tinker_cookbook.eval.benchmarks import BenchmarkBuilder, BenchmarkConfig
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.search_tool.questions import (
     DATASETS,
     SearchR1Datum,
@@ -34,105 +28,27 @@ from tinker_cookbook.recipes.search_tool.search_env import (
     SearchKeys,
     initial_messages,
 )
-from tinker_cookbook.recipes.search_tool.tools import (
-    LocalSearchTool,
-    SearchTool,
-    TextAnswerReward,
-)
+from tinker_cookbook.recipes.search_tool.tools import SearchTool, TextAnswerReward
 from tinker_cookbook.recipes.start import check_dataset_name
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollouts.episode import do_single_rollout
-from tinker_cookbook.rl.types import Env, Trajectory
-from tinker_cookbook.sampling_model import open_sampling_model
+from tinker_cookbook.rl.types import Trajectory
+from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.tool_use import build_agent_tool_env
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-
-
-class SearchBenchmark(BenchmarkBuilder):
-    """Questions of one source as a benchmark; the score is the share of right answers."""
-
-    multi_turn = True
-
-    def __init__(
-        self,
-        name: str,
-        questions: Sequence[SearchR1Datum],
-        search_tool: SearchTool,
-        instructions: str = SEARCH_TASK_INSTRUCTIONS,
-        max_turns: int = 5,
-    ) -> None:
-        self.name, self.questions, self.search_tool = name, questions, search_tool
-        self.instructions, self.max_turns = instructions, max_turns
-        # Stored episodes are reused only for the same documents and limits.
-        parts = [instructions, str(max_turns), repr(getattr(search_tool, "retrieval_config", ""))]
-        if isinstance(search_tool, LocalSearchTool):
-            parts += [document.text for document in search_tool.index.documents]
-        self.grader_version = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
-
-    def make_envs(self, renderer: Renderer, config: BenchmarkConfig) -> list[Env]:
-        """Returns an environment for each question."""
-        return [self._env(datum, renderer, config) for datum in self.questions]
-
-    def _env(self, datum: SearchR1Datum, renderer: Renderer, config: BenchmarkConfig) -> Env:
-        env = build_agent_tool_env(
-            renderer,
-            [self.search_tool.search],
-            initial_messages(datum["question"], renderer, self.search_tool, self.instructions),
-            # Without a penalty for the format the score is the accuracy.
-            TextAnswerReward(datum["answer"], format_coef=0.0),
-            max_turns=self.max_turns,
-            failed_parse_reward=0.0,
-            max_trajectory_tokens=config.max_trajectory_tokens,
-            context_overflow_reward=0.0,
-        )
-        env.example_id = hashlib.md5(datum["question"].encode()).hexdigest()[:12]  # type: ignore[attr-defined]
-        return env
+from tinker_cookbook.utils.terminal import print_line
 
 
 @chz.chz
-class CLIConfig(SearchKeys, evaluation.Config):
-    """Settings of the evaluation, in addition to those of ``tinker_cookbook.eval``."""
+class CLIConfig(SearchKeys, SamplingModelSettings):
+    """Settings of the evaluation."""
 
-    tasks: str = chz.field(default="search", doc="Has no effect: the tasks are those of dataset")
-    max_eval_samples: int = chz.field(default=100, doc="Maximum number of questions of each source")
-    seed: int | None = chz.field(
-        default=42, doc="Seed of the choice of questions and of the samples"
-    )
+    max_eval_samples: int = number(100, "Maximum number of questions of each source", low=1)
+    seed: int = chz.field(default=42, doc="Seed of the choice of questions and of the samples")
     split: Literal["train", "test"] = chz.field(default="test", doc="Questions to evaluate on")
-    max_tokens: int | None = chz.field(default=1024, doc="Maximum tokens of one answer")
+    max_tokens: int = number(1024, "Maximum tokens of one answer", low=1)
     temperature: float = chz.field(default=1.0, doc="Sampling temperature; 0: greedy")
-
-    def check(self) -> None:
-        """Raises for settings that cannot work; opens no model."""
-        check_dataset_name(self.dataset, DATASETS)
-        if self.max_eval_samples < 1:
-            raise ConfigurationError(
-                f"max_eval_samples: got {self.max_eval_samples}, expected at least 1"
-            )
-        self.check_search()
-        super().check()
-
-    @property
-    def builders(self) -> list[BenchmarkBuilder]:
-        """One benchmark for each source of questions."""
-        split = self.split if has_splits(self.dataset) else "train"
-        sources = sample_k_from_each_source(
-            split_data_by_source(read_questions(self.dataset, split)),
-            self.max_eval_samples,
-            self.seed or 0,
-        )
-        return [self.benchmark(name, data) for name, data in sources.items()]
-
-    def benchmark(self, name: str, data: Sequence[SearchR1Datum]) -> SearchBenchmark:
-        """Returns questions as a benchmark over the documents of the settings."""
-        tool = self.search_tool(self.retrieval)
-        return SearchBenchmark(name, data, tool, self.instructions, self.max_turns)
-
-    def benchmark_config(self, **more: Any) -> BenchmarkConfig:
-        """Returns the settings of the benchmarks, with the limit of an episode."""
-        limits = (self.max_trajectory_tokens, more.get("context_window"))
-        tokens = min((limit for limit in limits if limit is not None), default=None)
-        return super().benchmark_config(max_trajectory_tokens=tokens, **more)
 
 
 class EvaluationResult(TypedDict):
@@ -168,10 +84,21 @@ async def evaluate_single_item(
     policy: TokenCompleter,
     renderer: Renderer,
     max_trajectory_tokens: int | None = None,
+    max_turns: int = 5,
+    instructions: str = SEARCH_TASK_INSTRUCTIONS,
 ) -> EvaluationResult:
     """Runs one episode of a policy; ``correct_score`` is 1 or 0."""
-    config = BenchmarkConfig(max_trajectory_tokens=max_trajectory_tokens)
-    (env,) = SearchBenchmark("search", [item], chroma_tool).make_envs(renderer, config)
+    env = build_agent_tool_env(
+        renderer,
+        [chroma_tool.search],
+        initial_messages(item["question"], renderer, chroma_tool, instructions),
+        # Without a penalty for the format the reward is the accuracy.
+        TextAnswerReward(item["answer"], format_coef=0.0),
+        max_turns=max_turns,
+        failed_parse_reward=0.0,
+        max_trajectory_tokens=max_trajectory_tokens,
+        context_overflow_reward=0.0,
+    )
     trajectory = await do_single_rollout(policy, env)
     return EvaluationResult(
         question=item["question"], correct_score=trajectory.reward, trajectory=trajectory
@@ -183,17 +110,19 @@ async def evaluate_one_dataset(data: list[SearchR1Datum], config: CLIConfig) -> 
 
     Returns ``total_samples``, ``total_correct`` and ``accuracy``.
     """
-    model = await open_sampling_model(config.connect(), config)
-    policy = TinkerTokenCompleter(
-        model.client, config.max_tokens or 1024, config.temperature, seed=config.seed
-    )
-    tool, limit = config.search_tool(config.retrieval), config.max_trajectory_tokens
-    results = await asyncio.gather(
-        *(
-            evaluate_single_item(item, tool, policy.derived(i), model.renderer, limit)
-            for i, item in enumerate(data)
+    tool = await asyncio.to_thread(config.search_tool, config.retrieval)
+    with config.connect() as connection:
+        model = await open_sampling_model(connection, config)
+        policy = TinkerTokenCompleter(
+            model.client, config.max_tokens, config.temperature, seed=config.seed
         )
-    )
+        more = config.max_trajectory_tokens, config.max_turns, config.instructions
+        results = await asyncio.gather(
+            *(
+                evaluate_single_item(item, tool, policy.derived(i), model.renderer, *more)
+                for i, item in enumerate(data)
+            )
+        )
     correct = sum(result["correct_score"] for result in results)
     return {
         "total_samples": len(results),
@@ -203,8 +132,19 @@ async def evaluate_one_dataset(data: list[SearchR1Datum], config: CLIConfig) -> 
 
 
 async def main(config: CLIConfig) -> None:
-    """Evaluates on each source of questions and prints the table."""
-    await evaluation.main(config)
+    """Evaluates on each source of questions."""
+    check_dataset_name(config.dataset, DATASETS)
+    config.check_search()
+    config.check()
+    split = config.split if has_splits(config.dataset) else "train"
+    sources = split_data_by_source(read_questions(config.dataset, split))
+    chosen = sample_k_from_each_source(sources, config.max_eval_samples, config.seed)
+    for name, data in chosen.items():
+        found = await evaluate_one_dataset(data, config)
+        print_line(
+            f"{name}: accuracy {found['accuracy']:.3f} ({found['total_correct']:.0f} of "
+            f"{found['total_samples']})"
+        )
 
 
 cli_main = main

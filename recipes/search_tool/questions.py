@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -20,11 +20,11 @@ _EXAMPLE_FILES = {
     "train": example_data("search_questions.jsonl"),
     "test": example_data("search_questions_test.jsonl"),
 }
-EXPECTED = (
-    'objects like {"question": "...", "answer": ["..."]}, or in the format of Search-R1 '
-    "(question, golden_answers, data_source)"
-)
 _ANSWER_FIELDS = ("answer", "answers", "golden_answers", "ground_truth", "target")
+EXPECTED = (
+    'objects like {"question": "...", "answer": ["..."]}; the answer is a text or a list of texts, '
+    f"under one of {', '.join(_ANSWER_FIELDS)}"
+)
 
 
 class SearchR1Datum(TypedDict):
@@ -47,37 +47,25 @@ def process_single_row(
     Raises:
         DataFormatError: ``where`` has no question, or no answer.
     """
-    if not isinstance(row_series, Mapping) and not hasattr(row_series, "to_dict"):
-        raise DataFormatError(f"{where}: got {type(row_series).__name__}, expected {EXPECTED}")
-    row = row_series if isinstance(row_series, Mapping) else row_series.to_dict()
+    row = dict(row_series) if hasattr(row_series, "keys") else {}
     question = row.get("question")
-    graded = row.get("reward_model")
-    value = graded.get("ground_truth") if isinstance(graded, Mapping) else None
+    value = (row.get("reward_model") or {}).get("ground_truth")
     for name in _ANSWER_FIELDS:
-        value: Any = row.get(name) if value is None else value
+        value = row.get(name) if value is None else value
     # Search-R1 has {"target": [...]}, and SQuAD on the Hub {"text": [...], "answer_start": [...]}.
     if isinstance(value, Mapping):
         value = value.get("target", value.get("text"))
-    if hasattr(value, "tolist"):  # an array of numpy, as parquet files give it
-        value = value.tolist()
-    answers = [value] if isinstance(value, str | int | float) else value
-    if not isinstance(question, str) or not question.strip():
-        raise DataFormatError(f"{where}: question: got {question!r}, expected {EXPECTED}")
-    texts = [str(answer).strip() for answer in answers or ()] if _is_list(answers) else []
-    if not texts or not all(texts):
+    answers = [value] if isinstance(value, str | int | float) else [] if value is None else value
+    texts = list(dict.fromkeys(str(answer).strip() for answer in answers))
+    if not isinstance(question, str) or not question.strip() or not texts or not all(texts):
         raise DataFormatError(
-            f"{where}: answer: got {value!r}, expected a text or a list of texts, none of them "
-            f"empty, under one of {', '.join(_ANSWER_FIELDS)}"
+            f"{where}: got question {question!r} and answer {value!r}, expected {EXPECTED}"
         )
     return SearchR1Datum(
         question=question.strip(),
         answer=texts,
         data_source=str(row.get("data_source") or data_source),
     )
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)
 
 
 def read_questions(path: str, split: Literal["train", "test"] = "train") -> list[SearchR1Datum]:
@@ -92,20 +80,11 @@ def read_questions(path: str, split: Literal["train", "test"] = "train") -> list
     if path == SEARCH_R1:
         return download_search_r1_dataset(split)
     local = _EXAMPLE_FILES[split] if path == EXAMPLE else Path(path).expanduser()
-    if not local.exists():
-        raise DataValidationError(
-            f"dataset: there is no file or folder {local} (searched from {Path.cwd()}); expected "
-            f"{EXAMPLE}, {SEARCH_R1}, or a file of {EXPECTED}"
-        )
-    files = [local] if local.is_file() else local_files(local, split)
-    found: list[SearchR1Datum] = []
-    for file in files:
-        squad = squad_articles(file)
-        if squad is not None:
-            found += _squad_questions(file, squad)
-            continue
-        for where, row in file_rows(file, EXPECTED):
-            found.append(process_single_row(row, where, file.stem.split(".")[0]))
+    found = [
+        process_single_row(row, where, file.stem.split(".")[0])
+        for file in (local_files(local, split) if local.is_dir() else [local])
+        for where, row in _rows(file)
+    ]
     if not found:
         raise DataValidationError(
             f"dataset: got {path}, which has no question; expected {EXPECTED}"
@@ -113,23 +92,22 @@ def read_questions(path: str, split: Literal["train", "test"] = "train") -> list
     return found
 
 
+def _rows(file: Path) -> Iterator[tuple[str, Any]]:
+    squad = squad_articles(file)
+    if squad is None:
+        yield from file_rows(file, EXPECTED)
+        return
+    for i, (_, paragraph) in enumerate(squad):
+        for question in paragraph.get("qas", ()):
+            # SQuAD 2 has questions that its paragraph does not answer.
+            if answers := [answer["text"] for answer in question.get("answers", ())]:
+                row = {"question": question.get("question"), "answer": answers}
+                yield f"{file}, paragraph {i}", row
+
+
 def has_splits(dataset: str) -> bool:
     """Returns whether ``read_questions`` tells train and test questions apart."""
     return dataset in DATASETS or Path(dataset).expanduser().is_dir()
-
-
-def _squad_questions(
-    file: Path, articles: list[tuple[str, Mapping[str, Any]]]
-) -> list[SearchR1Datum]:
-    found: list[SearchR1Datum] = []
-    for i, (_, paragraph) in enumerate(articles):
-        for question in paragraph.get("qas", ()):
-            # SQuAD 2 has questions that its paragraph does not answer.
-            answers = list(dict.fromkeys(a["text"] for a in question.get("answers", ())))
-            if answers:
-                row = {"question": question.get("question"), "answer": answers}
-                found.append(process_single_row(row, f"{file}, paragraph {i}", file.stem))
-    return found
 
 
 def download_search_r1_dataset(split: Literal["train", "test"]) -> list[SearchR1Datum]:

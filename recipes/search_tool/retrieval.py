@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
 from tinker_cookbook.recipes.search_tool.corpus import Document, read_corpus
-from tinker_cookbook.recipes.tiny_models.llama import new_folder
+from tinker_cookbook.supervised.json_files import json_lines
 from tinker_cookbook.utils.imports import missing_extra
 
 _DOCUMENTS = "documents.jsonl"
@@ -68,13 +67,9 @@ class SearchIndex:
 
     @classmethod
     def build(cls, documents: Sequence[Document]) -> SearchIndex:
-        """Indexes documents in memory; raises ``DataValidationError`` if they have no word."""
+        """Indexes documents in memory."""
         # Titles are searched too: often the text only says "it".
         lists = [terms(f"{document.title}\n{document.text}") for document in documents]
-        if not any(lists):
-            raise DataValidationError(
-                "corpus: got documents without a word, expected text to search"
-            )
         bm25 = _bm25s().BM25()
         bm25.index(lists, show_progress=False)
         return cls(documents, bm25)
@@ -100,26 +95,17 @@ class SearchIndex:
             return np.zeros(len(self.documents))
         return np.round(np.asarray(self._bm25.get_scores(known), dtype=np.float64), _DIGITS)
 
-    def save(self, path: Path) -> None:
-        """Writes the index to the new folder ``path``, which appears whole or not at all."""
-        with new_folder(str(path)) as folder:
-            lines = (json.dumps(asdict(d), ensure_ascii=False) + "\n" for d in self.documents)
-            (folder / _DOCUMENTS).write_text("".join(lines), encoding="utf-8")
-            self._bm25.save(folder, show_progress=False)
+    def save(self, folder: Path) -> None:
+        """Writes the index to an existing folder."""
+        lines = (json.dumps(asdict(d), ensure_ascii=False) + "\n" for d in self.documents)
+        (folder / _DOCUMENTS).write_text("".join(lines), encoding="utf-8")
+        self._bm25.save(folder, show_progress=False)
 
     @classmethod
-    def load(cls, path: Path) -> SearchIndex:
-        """Reads an index; raises ``DataFormatError`` if it is damaged or of another version."""
-        try:
-            lines = (path / _DOCUMENTS).read_text(encoding="utf-8").split("\n")
-            documents = [Document(**json.loads(line)) for line in lines if line]
-            bm25 = _bm25s().BM25.load(path, load_corpus=False, show_progress=False)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise DataFormatError(
-                f"{path}: the index cannot be read ({error}); build it again with python -m "
-                f"recipes.search_tool.index corpus=FILE_OR_FOLDER index_path={path}"
-            ) from error
-        return cls(documents, bm25)
+    def load(cls, folder: Path) -> SearchIndex:
+        """Reads an index that ``save`` has written."""
+        documents = [Document(**row) for _, row in json_lines(folder / _DOCUMENTS)]
+        return cls(documents, _bm25s().BM25.load(folder, load_corpus=False, show_progress=False))
 
 
 @lru_cache(maxsize=4)
@@ -133,17 +119,10 @@ def open_index(source: str, max_words: int = 250) -> SearchIndex:
         DataError: there is no index and no corpus at ``source``.
     """
     path = Path(source).expanduser()
-    if (path / _DOCUMENTS).is_file() and any(path.glob("*.index.json")):
+    # Of bm25s; a folder of documents may have a file documents.jsonl, too.
+    if (path / "params.index.json").is_file():
         return SearchIndex.load(path)
     return SearchIndex.build(read_corpus(source, max_words))
-
-
-def check_new(path: Path) -> None:
-    """Raises ``ConfigurationError`` if ``path`` exists, so that nothing is overwritten."""
-    if path.exists():
-        raise ConfigurationError(
-            f"index_path: {path} exists; expected a new folder. Delete an older index first"
-        )
 
 
 def _bm25s() -> Any:

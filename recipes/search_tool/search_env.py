@@ -33,11 +33,13 @@ from tinker_cookbook.recipes.search_tool.tools import (
     SearchTool,
     TextAnswerReward,
 )
+from tinker_cookbook.recipes.start import check_files, check_one_of
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.tool_use import build_agent_tool_env
+from tinker_cookbook.training.config import at_least, number
 
 __all__ = [
     "SEARCH_TASK_INSTRUCTIONS",
@@ -90,10 +92,8 @@ class SearchSettings:
     index_path: str | None = chz.field(
         default=None, doc="Index made by recipes.search_tool.index, instead of a corpus"
     )
-    max_words: int = chz.field(default=250, doc="Longer documents of a corpus are split; 0: never")
-    max_turns: int = chz.field(
-        default=5, doc="Maximum answers in an episode, including the last one"
-    )
+    max_words: int = number(250, "Longer documents of a corpus are split; 0: never")
+    max_turns: int = number(5, "Maximum answers in an episode, including the last one", low=1)
     max_trajectory_tokens: int | None = chz.field(
         default=32 * 1024, doc="Tokens of an episode; a longer one ends"
     )
@@ -106,29 +106,13 @@ class SearchSettings:
 
     @property
     def source(self) -> str:
-        """The path to search in: the index, the corpus, or the documents of the dataset.
-
-        Raises:
-            ConfigurationError: several are given, or none and the dataset has no documents.
-            DataValidationError: the path does not exist.
-        """
-        if self.corpus is not None and self.index_path is not None:
-            raise ConfigurationError(
-                f"corpus={self.corpus} and index_path={self.index_path} both name documents; "
-                "leave one out"
-            )
-        for key in ("corpus", "index_path"):
-            path = getattr(self, key)
-            if path is not None and not Path(path).expanduser().exists():
-                raise DataValidationError(
-                    f"{key}: there is no file or folder {path} (searched from {Path.cwd()})"
-                )
-            if path is not None:
-                return path
+        """The path to search in: the index, the corpus, or the documents of the dataset."""
+        if path := self.corpus or self.index_path:
+            return path
         if self.dataset == EXAMPLE:
             return str(EXAMPLE_DOCUMENTS)
         # Questions in the layout of SQuAD come with the paragraphs that answer them.
-        if self.dataset != SEARCH_R1 and squad_articles(Path(self.dataset).expanduser()):
+        if squad_articles(Path(self.dataset).expanduser()):
             return self.dataset
         raise ConfigurationError(
             f"corpus: got none, and dataset={self.dataset} has no documents; expected "
@@ -137,13 +121,11 @@ class SearchSettings:
 
     def check_search(self) -> None:
         """Raises for documents that do not exist; opens nothing."""
+        names = "corpus", "index_path", "chroma_host"
+        check_one_of(**{name: getattr(self, name) for name in names})
+        check_files(self, "corpus", "index_path")
         if self.chroma_host is None:
             _ = self.source
-        elif (self.corpus or self.index_path) is not None:
-            raise ConfigurationError(
-                f"corpus, index_path: got {self.corpus or self.index_path} and "
-                f"chroma_host={self.chroma_host}, which both name documents; leave one out"
-            )
 
     def search_tool(self, retrieval: RetrievalConfig) -> SearchTool:
         """Returns the tool. It opens a local index now, and a Chroma server at its first call."""
@@ -231,8 +213,8 @@ class SearchR1DatasetBuilder(SearchSettings, RLDatasetBuilder):
     retrieval_config: RetrievalConfig = chz.field(
         default_factory=RetrievalConfig, doc="What a search returns"
     )
-    batch_size: int = chz.field(doc="Questions per step")
-    group_size: int = chz.field(doc="Episodes per question")
+    batch_size: int = chz.field(validator=at_least(1), doc="Questions per step")
+    group_size: int = chz.field(validator=at_least(1), doc="Episodes per question")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without 'Answer:'")
     max_generation_tokens: int | None = chz.field(
@@ -241,15 +223,10 @@ class SearchR1DatasetBuilder(SearchSettings, RLDatasetBuilder):
     context_overflow_reward: float = chz.field(default=-0.1, doc="Reward of an episode that is cut")
     seed: int = chz.field(default=0, doc="Seed of the order of questions")
     test_path: str | None = chz.field(default=None, doc="Questions to evaluate on")
-    num_test: int = chz.field(default=0, doc="Questions to evaluate on; 0: no evaluation")
+    num_test: int = number(0, "Questions to evaluate on; 0: no evaluation")
 
     def check(self) -> None:
-        """Raises for settings that cannot work and paths that do not exist; reads no data."""
-        for name, low in (("batch_size", 1), ("group_size", 1), ("max_turns", 1), ("num_test", 0)):
-            if getattr(self, name) < low:
-                raise ConfigurationError(
-                    f"{name}: got {getattr(self, name)}, expected at least {low}"
-                )
+        """Raises for documents that do not exist; reads no data."""
         self.check_search()
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
@@ -276,17 +253,15 @@ class SearchR1DatasetBuilder(SearchSettings, RLDatasetBuilder):
         """
         rng = random.Random(self.seed)
         training = read_questions(self.dataset)
-        test: list[SearchR1Datum] = []
-        if self.num_test:
-            if self.test_path is not None:
-                local = Path(self.test_path).expanduser()
-                test = read_questions(self.test_path, "test" if local.is_dir() else "train")
-            elif not has_splits(self.dataset):
-                # Else every question of a small file would be held out.
-                test = rng.sample(training, min(self.num_test, len(training) // 2))
-            else:
-                test = read_questions(self.dataset, "test")
+        if self.test_path is None and not has_splits(self.dataset):
+            # At most half, or every question of a small file would be held out.
+            test = rng.sample(training, min(self.num_test, len(training) // 2))
+        elif self.num_test:
+            path = self.test_path or self.dataset
+            test = read_questions(path, "test" if has_splits(path) else "train")
             test = rng.sample(test, min(self.num_test, len(test)))
+        else:
+            test = []
         known = {datum["question"] for datum in test}
         training = [datum for datum in training if datum["question"] not in known]
         if not training:

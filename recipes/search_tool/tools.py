@@ -6,8 +6,7 @@ import re
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import chz
 
@@ -20,12 +19,12 @@ from tinker_cookbook.recipes.search_tool.embedding import (
 from tinker_cookbook.recipes.search_tool.retrieval import SearchIndex, open_index
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.tool_use import (
-    FunctionTool,
     ToolResult,
     error_tool_result,
     simple_tool_result,
     tool,
 )
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.imports import missing_extra
 
 MAX_QUERIES = 8
@@ -36,15 +35,6 @@ _MAX_REQUESTS = 128  # calls that wait for a Chroma server at the same time
 QueryList = Annotated[
     list[str], "One or more queries; the result has the best documents for each of them."
 ]
-
-
-class SearchTool(Protocol):
-    """What environments need of a search tool."""
-
-    @property
-    def search(self) -> FunctionTool:
-        """The tool ``search(query_list)``."""
-        ...
 
 
 @chz.chz
@@ -60,17 +50,11 @@ class EmbeddingConfig:
 class RetrievalConfig:
     """What a search returns."""
 
-    n_results: int = chz.field(default=3, doc="Documents for each query")
+    n_results: int = number(3, "Documents for each query", low=1)
     embedding_config: EmbeddingConfig = chz.field(
         default_factory=EmbeddingConfig, doc="Chroma only: embeddings of the queries"
     )
-    max_chars: int = chz.field(default=4000, doc="Characters of a document; the rest is left out")
-
-    @chz.validate
-    def _check(self) -> None:
-        for name in ("n_results", "max_chars"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected at least 1")
+    max_chars: int = number(4000, "Characters of a document; the rest is left out", low=1)
 
 
 class LocalSearchTool:
@@ -80,21 +64,13 @@ class LocalSearchTool:
     """
 
     def __init__(
-        self,
-        source: str,
-        retrieval_config: RetrievalConfig | None = None,
-        max_words: int = 250,
+        self, source: str, retrieval_config: RetrievalConfig | None = None, max_words: int = 250
     ) -> None:
-        """``source`` is an index, or documents that are indexed in memory.
-
-        Raises:
-            ConfigurationError: bm25s is not installed.
-            DataError: there is no index and no corpus at ``source``.
-        """
-        self.source, self.max_words = str(Path(source).expanduser()), max_words
+        """``source`` is an index, or documents that are indexed in memory; they are opened now, so
+        that a mistake is an error before the run, not in its first call."""
+        self.source, self.max_words = source, max_words
         self.retrieval_config = retrieval_config or RetrievalConfig()
-        # Opened now, so that a mistake is an error before the run, not in its first call.
-        _ = self.index
+        open_index(source, max_words)
 
     @property
     def index(self) -> SearchIndex:
@@ -142,8 +118,8 @@ def _result(
 class ChromaTool:
     """Search in a collection of a Chroma server.
 
-    Pickles without its connections, which are opened again where it is used; that needs the host
-    and port, as ``build`` sets them.
+    Pickles without its connections, which are opened again where it is used, at the host and port
+    that ``build`` sets.
     """
 
     def __init__(
@@ -157,14 +133,10 @@ class ChromaTool:
         chroma_host: str | None = None,
         chroma_port: int | None = None,
     ) -> None:
-        self._chroma_client = chroma_client
-        self._gemini_client = gemini_client
-        self._collection_name = collection_name
-        self._retrieval_config = retrieval_config
-        self._max_retries = max_retries
-        self._initial_retry_delay = initial_retry_delay
-        self._chroma_host = chroma_host
-        self._chroma_port = chroma_port
+        self._chroma_client, self._gemini_client = chroma_client, gemini_client
+        self._collection_name, self._retrieval_config = collection_name, retrieval_config
+        self._max_retries, self._initial_retry_delay = max_retries, initial_retry_delay
+        self._chroma_host, self._chroma_port = chroma_host, chroma_port
 
     @staticmethod
     async def build(
@@ -177,20 +149,18 @@ class ChromaTool:
         chroma_client: Any | None = None,
         gemini_client: Any | None = None,
     ) -> ChromaTool:
-        """Connects to a server.
-
-        ``chroma_client`` and ``gemini_client`` are existing clients to use, if given.
+        """Connects to a server; ``chroma_client`` and ``gemini_client`` are existing clients to
+        use, if given.
 
         Raises:
             ConfigurationError: a package or a setting of the embeddings is missing.
             BackendError: the server cannot be reached, or has no such collection.
         """
-        config = retrieval_config or RetrievalConfig()
         made = ChromaTool(
             chroma_client,
             gemini_client,
             chroma_collection_name,
-            config,
+            retrieval_config or RetrievalConfig(),
             max_retries,
             initial_retry_delay,
             chroma_host,
@@ -199,37 +169,30 @@ class ChromaTool:
         await made.connect()
         return made
 
-    async def connect(self) -> None:
-        """Connects; a wrong name is then an error now, not in the first call of a run."""
-        await self._ensure_clients()
-        await self._collection(self._chroma_client)
-
     def __getstate__(self) -> dict[str, Any]:
         """Returns the settings without the connections, which cannot be pickled."""
         return {**self.__dict__, "_chroma_client": None, "_gemini_client": None}
 
-    async def _ensure_clients(self) -> None:
-        if self._chroma_client is None:
-            if self._chroma_host is None or self._chroma_port is None:
-                raise ConfigurationError(
-                    "chroma_host, chroma_port: got none, which a pickled tool needs to connect "
-                    "again; make the tool with ChromaTool.build"
-                )
-            self._chroma_client = await _connect(self._chroma_host, self._chroma_port)
+    async def connect(self) -> Any:
+        """Opens the connections and returns the collection."""
         if self._gemini_client is None:
             self._gemini_client = get_gemini_client()
-
-    async def _collection(self, chroma: Any) -> Any:
         try:
-            return await chroma.get_collection(self._collection_name)
+            if self._chroma_client is None:
+                self._chroma_client = await _chroma(self._chroma_host, self._chroma_port)
+            return await self._chroma_client.get_collection(self._collection_name)
+        except ConfigurationError:
+            raise
         except Exception as error:  # chromadb raises errors of several libraries
+            where = f"{self._chroma_host}:{self._chroma_port}"
             raise BackendError(
-                f"Chroma at {self._chroma_host}:{self._chroma_port}: the collection "
-                f"{self._collection_name!r} cannot be opened: {error}"
+                f"chroma_host, chroma_port: the collection {self._collection_name!r} of a Chroma "
+                f"server at {where} cannot be opened: {error}. Start a server with chroma run "
+                f"--path FOLDER --port {self._chroma_port}; corpus=FILE_OR_FOLDER needs none"
             ) from error
 
     async def _query(self, vectors: list[list[float]]) -> list[list[str]]:
-        collection = await self._collection(self._chroma_client)
+        collection = await self.connect()
         found = await collection.query(
             query_embeddings=vectors, n_results=self._retrieval_config.n_results
         )
@@ -241,14 +204,15 @@ class ChromaTool:
         problem = _problem_of(query_list)
         if problem is not None:
             return error_tool_result(problem, error_type="validation_failed")
-        await self._ensure_clients()
-        embedding = self._retrieval_config.embedding_config
+        if self._gemini_client is None:
+            self._gemini_client = get_gemini_client()
+        config = self._retrieval_config.embedding_config
         vectors = await get_gemini_embedding(
             self._gemini_client,
             query_list,
-            embedding.model_name,
-            embedding.embedding_dim,
-            embedding.task_type,
+            config.model_name,
+            config.embedding_dim,
+            config.task_type,
         )
         texts = await retried(
             lambda: self._query(vectors),
@@ -259,22 +223,17 @@ class ChromaTool:
         return _result(query_list, texts, self._retrieval_config.max_chars)
 
 
-async def _connect(host: str, port: int) -> Any:
+async def _chroma(host: str | None, port: int | None) -> Any:
     try:
         import chromadb  # pyright: ignore[reportMissingImports]
         from chromadb.config import Settings  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise missing_extra("searches in Chroma", error, "vector-search") from error
-    try:
-        return await chromadb.AsyncHttpClient(
-            host=host, port=port, settings=Settings(anonymized_telemetry=False)
-        )
-    except Exception as error:  # chromadb raises errors of several libraries
-        raise BackendError(
-            f"chroma_host, chroma_port: no Chroma server answers at {host}:{port} ({error}); start "
-            f"one with: chroma run --path FOLDER --port {port}. A local index needs no server: "
-            "corpus=FILE_OR_FOLDER"
-        ) from error
+    settings = Settings(anonymized_telemetry=False)
+    return await chromadb.AsyncHttpClient(host=host, port=port, settings=settings)
+
+
+SearchTool = LocalSearchTool | ChromaTool
 
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -307,13 +266,10 @@ class TextAnswerReward:
     async def __call__(self, history: list[Message]) -> tuple[float, dict[str, float]]:
         """Returns the reward of a conversation, and the metrics."""
         answers = [message for message in history if message["role"] == "assistant"]
-        if not answers:
-            return 0.0, {"format": 0.0, "correct": 0.0}
-        answer = extract_answer(get_text_content(answers[-1]))
+        answer = extract_answer(get_text_content(answers[-1])) if answers else None
+        right = map(normalize_answer, self.gold_answers)
+        correct = float(answer is not None and normalize_answer(answer) in right)
         has_format = float(answer is not None)
-        correct = float(
-            answer is not None
-            and normalize_answer(answer) in map(normalize_answer, self.gold_answers)
-        )
-        reward = self.format_coef * (has_format - 1) + correct
-        return reward, {"format": has_format, "correct": correct}
+        # An episode without an answer was cut, which is no mistake of its format.
+        penalty = self.format_coef * (has_format - 1) if answers else 0.0
+        return penalty + correct, {"format": has_format, "correct": correct}

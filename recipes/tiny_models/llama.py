@@ -45,15 +45,15 @@ class TinyModelSettings:
 
 
 @contextmanager
-def new_folder(output: str) -> Iterator[Path]:
+def new_folder(output: str, name: str = "output") -> Iterator[Path]:
     """Yields a folder that is renamed to ``output`` at the end; after an error it is deleted.
 
     Raises:
-        ConfigurationError: ``output`` exists and is not an empty folder.
+        ConfigurationError: ``output``, the setting ``name``, exists and is not an empty folder.
     """
     folder = Path(output).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigurationError(f"output: {folder} is not empty; expected a new folder")
+        raise ConfigurationError(f"{name}: {folder} is not empty; expected a new folder")
     part = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(part, ignore_errors=True)  # of a killed process with the same id
     part.mkdir(parents=True)

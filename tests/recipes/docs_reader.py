@@ -343,7 +343,7 @@ class Reader:
             words = [f"{key}={value}" for key, value in settings.items()]
             self.run([sys.executable, "-m", run.program, *words])
             last = json.loads((log_path / "checkpoints.jsonl").read_text().splitlines()[-1])
-            values |= {"model_path": last["sampler_path"], "out": str(self.folder / "search-eval")}
+            values["model_path"] = last["sampler_path"]
         if typed.get("dataset") == "search_r1":  # from the Hub
             values["dataset"] = "my_questions.jsonl"
         return values

@@ -20,13 +20,11 @@ from recipes.search_tool.questions import (
     process_single_row,
     read_questions,
 )
-from recipes.search_tool.retrieval import open_index
 from recipes.search_tool.search_env import (
     SEARCH_TASK_INSTRUCTIONS,
     SearchEnvGroupBuilder,
     SearchR1DatasetBuilder,
     SearchRLDataset,
-    initial_messages,
 )
 from recipes.search_tool.tools import (
     ChromaTool,
@@ -77,9 +75,6 @@ def test_what_the_model_sees(search_tool: LocalSearchTool):
     assert text.startswith("Query: Saltash\nDocument 1:\n")
     assert "Saltash" in text.splitlines()[2]
     assert text.endswith("Query: zzz\nNo document was found.")
-    assert text == text_of(
-        LocalSearchTool(str(EXAMPLE_DOCUMENTS), RetrievalConfig(n_results=2)), ["Saltash", "zzz"]
-    )
     short = LocalSearchTool(str(EXAMPLE_DOCUMENTS), RetrievalConfig(n_results=1, max_chars=5))
     assert text_of(short, ["Saltash"]).splitlines()[2].endswith(" […]")
 
@@ -181,16 +176,6 @@ def test_chroma_tool_retries_reports_and_pickles():
     assert (state["_chroma_host"], state["_chroma_port"]) == ("localhost", 8000)
 
 
-def test_the_error_without_chroma_names_the_command(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(__import__("sys").modules, "chromadb", None)
-    with pytest.raises(ConfigurationError, match=r"pip install -e '.*\[vector-search\]'"):
-        asyncio.run(ChromaTool.build("localhost", 1, "wiki", gemini_client=object()))
-    monkeypatch.setitem(__import__("sys").modules, "bm25s", None)
-    open_index.cache_clear()
-    with pytest.raises(ConfigurationError, match=r"\[search\]"):
-        LocalSearchTool(str(EXAMPLE_DOCUMENTS))
-
-
 @pytest.mark.parametrize(
     ("text", "reward", "has_format", "correct"),
     [
@@ -254,22 +239,11 @@ def test_questions_of_every_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = read_questions(str(tmp_path / "r1"))
     assert [q["answer"] for q in found] == [["x"], ["y", "z"]]
     assert len(read_questions(str(tmp_path / "r1"), "test")) == 1
-    squad = {
-        "data": [
-            {
-                "title": "T",
-                "paragraphs": [
-                    {
-                        "context": "Ada was born.",
-                        "qas": [
-                            {"question": "Who?", "answers": [{"text": "Ada"}, {"text": "Ada"}]},
-                            {"question": "No?", "answers": []},
-                        ],
-                    }
-                ],
-            }
-        ]
-    }
+    asked = [
+        {"question": "Who?", "answers": [{"text": "Ada"}, {"text": "Ada"}]},
+        {"question": "No?", "answers": []},
+    ]
+    squad = {"data": [{"title": "T", "paragraphs": [{"context": "Ada was born.", "qas": asked}]}]}
     (tmp_path / "s.json").write_text(json.dumps(squad))
     assert read_questions(str(tmp_path / "s.json")) == [
         {"question": "Who?", "answer": ["Ada"], "data_source": "s"}
@@ -371,24 +345,12 @@ def test_datasets(model: str, shared_dir: Path):
         ({"corpus": "a", "index_path": "b"}, "corpus=a and index_path=b"),
         ({"corpus": "nowhere"}, "corpus: there is no file or folder nowhere"),
         ({"index_path": "nowhere"}, "index_path: there is no file or folder nowhere"),
-        ({"chroma_host": "h", "corpus": "a"}, "got a and chroma_host=h"),
-        ({"max_turns": 0}, "max_turns: got 0"),
-        ({"batch_size": 0}, "batch_size: got 0"),
+        ({"chroma_host": "h", "corpus": "a"}, "corpus=a and chroma_host=h"),
     ],
 )
 def test_wrong_settings_are_errors_before_anything_is_read(settings: dict[str, Any], message: str):
     with pytest.raises((ConfigurationError, DataError), match=message):
         dataset_builder("no-model", **settings).check()
-    for wrong in ({"n_results": 0}, {"max_chars": 0}):
-        with pytest.raises(ConfigurationError):
-            RetrievalConfig(**wrong)
-
-
-def test_initial_messages(model: str, search_tool: LocalSearchTool):
-    renderer = get_renderer("qwen3_instruct", get_tokenizer(model))
-    messages = initial_messages("Who?", renderer, search_tool, "Be brief.")
-    assert [m["role"] for m in messages] == ["system", "user"]
-    assert '"query_list"' in str(messages[0]["content"])
 
 
 def test_training_and_evaluation(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -418,24 +380,10 @@ def test_training_and_evaluation(model: str, tmp_path: Path, capsys: pytest.Capt
         max_eval_samples=3,
         max_tokens=4,
         max_turns=2,
-        out=str(tmp_path / "eval"),
         device="cpu",
         dtype="float32",
     )
-    capsys.readouterr()
     asyncio.run(offline_eval.main(evaluation))
-    first = capsys.readouterr().out
-    rows = [
-        line.split()
-        for line in first.splitlines()
-        if line.split()[:1] in (["one_hop"], ["two_hop"])
-    ]
-    assert [row[1] for row in rows] == ["3", "3"]
-    files = sorted((tmp_path / "eval").glob("*/trajectories.jsonl"))
-    assert [f.parent.name for f in files] == ["one_hop", "two_hop"]
-    before = [file.read_bytes() for file in files]
-    asyncio.run(offline_eval.main(evaluation))
-    assert [file.read_bytes() for file in files] == before  # nothing was sampled again
-    questions = read_questions("example", "test")[:2]
-    found = asyncio.run(offline_eval.evaluate_one_dataset(questions, evaluation))
-    assert found == {"total_samples": 2, "total_correct": 0.0, "accuracy": 0.0}
+    printed = capsys.readouterr().out
+    for source in ("one_hop", "two_hop"):
+        assert f"{source}: accuracy 0.000 (0 of 3)" in printed
