@@ -9,8 +9,8 @@ import pytest
 from homes import new_home
 
 from recipes.harbor_rl import eval as harbor_eval
+from recipes.multiplayer_rl.fixed_model import FixedModel
 from recipes.multiplayer_rl.text_arena import play
-from recipes.multiplayer_rl.text_arena.tictactoe import FixedModel
 from tinker_cookbook.chat.__main__ import Config as ChatConfig
 from tinker_cookbook.chat.__main__ import main as chat_main
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError

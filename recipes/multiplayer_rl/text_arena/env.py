@@ -25,21 +25,19 @@ from tinker_cookbook.completers import (
     derived_seed,
 )
 from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.recipes.multiplayer_rl.fixed_model import FixedModel
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import (
     ILLEGAL_MOVE_REWARD,
     STOP_CONDITION,
     Game,
     GameSettings,
     OpenPlayer,
-    start_with,
 )
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.pool import snapshots
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import (
-    FixedModel,
+    BY_RULES,
     ModelPlayer,
     OpponentType,
-    OptimalOpponent,
-    RandomOpponent,
 )
 from tinker_cookbook.renderers import Renderer, get_renderer, get_text_content
 from tinker_cookbook.rl.types import (
@@ -162,11 +160,6 @@ class TwoPlayerEnv(TextArenaEnv):
         renderer: Renderer,
         opponent_policy: MessageCompleter | None,
     ) -> None:
-        if self_play != (opponent_policy is None):
-            raise ConfigurationError(
-                f"opponent_policy: got {opponent_policy} with self_play={self_play}; expected an "
-                "opponent without self-play, and none with it"
-            )
         if opponent_policy is not None:
             coordinator.players[1 - player_id] = opponent_policy
         super().__init__(player_id, coordinator, renderer, STOP_CONDITION)
@@ -229,16 +222,18 @@ class TextArenaGroupBuilder(EnvGroupBuilder):
         if self.rotate and (shift := number % len(players)):
             players = players[-shift:] + players[:-shift]
         path = self.seed_path if self.same_start else (*self.seed_path, number)
+        seed = derived_seed(*path)
+        game = Game.start(self.game, seed)
         # Games that start alike have players with other random numbers.
-        game = start_with(self.game, players, derived_seed(*path), number, attempt)
-        envs = [
+        game.players = [
+            opened(derived_seed(seed, number, attempt, seat))
+            for seat, opened in zip(range(game.num_players), players, strict=True)
+        ]
+        return [
             TextArenaEnv(seat, game, self.renderer, self.stop)
             for seat, player in enumerate(game.players)
             if player is None
         ]
-        if not envs:
-            raise ConfigurationError("players: got no trained seat, expected at least one")
-        return envs
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
@@ -273,8 +268,6 @@ class TwoPlayerEnvGroupBuilder(TextArenaGroupBuilder):
         self_play: bool,
         opponent_policy: MessageCompleter | None = None,
     ) -> None:
-        if num_envs % 2:
-            raise ValueError(f"num_envs: got {num_envs}, expected an even number of players")
         other: OpenPlayer = trained if self_play else partial(_given, opponent_policy)
         super().__init__(
             GameSettings(game_name=game_name, num_players=2),
@@ -302,12 +295,6 @@ class TwoPlayerTextArenaDataset(RLDataset):
     def __init__(
         self, batch_size: int, builder: TwoPlayerEnvGroupBuilder, num_datapoints: int
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("num_datapoints", num_datapoints)):
-            if value < 1 or value % builder.num_players:
-                raise ConfigurationError(
-                    f"{name}: got {value}, expected a positive multiple of the "
-                    f"{builder.num_players} players"
-                )
         self.batch_size, self.builder, self.num_datapoints = batch_size, builder, num_datapoints
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
@@ -354,7 +341,6 @@ class TextArenaDatasetBuilder(GameSettings, BackendSettings, SamplerOptions, RLD
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for a setting that cannot work."""
-        self.check_game()
         seats = self.seats
         for name in self.opponents:
             if name not in OPPONENTS or (seats == 1 and name != "self"):
@@ -402,8 +388,8 @@ class TextArenaDatasetBuilder(GameSettings, BackendSettings, SamplerOptions, RLD
         The snapshot of ``pool`` depends only on the seed and on ``place`` (batch and group), so a
         run that was killed and resumed gets the same opponents.
         """
-        if opponent in ("random", "optimal"):
-            return (RandomOpponent if opponent == "random" else OptimalOpponent)(seed)
+        if opponent in BY_RULES:
+            return BY_RULES[opponent](seed)
         path = None
         if opponent == "pool":
             members = snapshots(self.log_path, place[0], self.pool_size)

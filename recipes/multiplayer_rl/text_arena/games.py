@@ -16,13 +16,13 @@ import io
 import random
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import chz
 
-from tinker_cookbook.completers import MessageCompleter, derived_seed
+from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataValidationError,
@@ -79,20 +79,9 @@ class GameSettings:
         doc="end: an illegal move ends the game; game: the game handles it, often with a retry",
     )
 
-    def check_game(self) -> None:
-        """Raises ``ConfigurationError`` for a game that does not exist or cannot start here."""
-        known = _registry()
-        if self.game_name not in known:
-            raise ConfigurationError(
-                f"game_name: got {self.game_name!r}, which TextArena does not have"
-                f"{nearest_sentence(self.game_name, sorted(known))}"
-                " All names: python -m recipes.multiplayer_rl.text_arena.games"
-            )
-        Game.start(self, seed=0)
-
     @property
     def seats(self) -> int:
-        """Number of players."""
+        """Number of players; raises ``ConfigurationError`` if the game cannot start here."""
         return Game.start(self, seed=0).num_players
 
 
@@ -101,18 +90,12 @@ class Game:
 
     ``players[i]`` moves for seat i; ``None`` is a seat that ``make_move`` moves for, such as a
     policy in training. Several of those may wait at the same time, in one event loop.
-
-    Args:
-        shared_env: A game of TextArena that has been reset.
-        settings: How it is shown; default: all of it.
-        random_state: State of its random numbers; default: the state of the global generator.
+    ``settings`` say how it is shown; ``random_state`` is the state of its random numbers (default:
+    of the global generator).
     """
 
     def __init__(
-        self,
-        shared_env: ta.Env,
-        settings: GameSettings | None = None,
-        random_state: Any = None,
+        self, shared_env: ta.Env, settings: GameSettings | None = None, random_state: Any = None
     ) -> None:
         self.shared_env, self.settings = shared_env, settings or GameSettings()
         self._random = random.getstate() if random_state is None else random_state
@@ -130,9 +113,14 @@ class Game:
     @classmethod
     def start(cls, settings: GameSettings, seed: int) -> Game:
         """Starts a game; raises ``ConfigurationError`` if it cannot start here."""
-        name, size = settings.game_name, settings.num_players or _size(settings.game_name)
-        outer = random.getstate()
-        _registry()
+        name, outer = settings.game_name, random.getstate()
+        if name not in _registry():
+            raise ConfigurationError(
+                f"game_name: got {name!r}, which TextArena does not have"
+                f"{nearest_sentence(name, sorted(_registry()))}"
+                " All names: python -m recipes.multiplayer_rl.text_arena.games"
+            )
+        size = settings.num_players or _size(name)
         try:
             # Some games print while they set up the board.
             with _generator, contextlib.redirect_stdout(io.StringIO()):
@@ -200,11 +188,7 @@ class Game:
         return legal
 
     async def make_move(self, player_id: int, move: str) -> None:
-        """Makes a move of a trained seat, and the moves of players until the next trained seat.
-
-        Raises:
-            ValueError: It is another seat's turn.
-        """
+        """Makes a move of a trained seat, and the moves of players until the next trained seat."""
         self._raise_if_abandoned()
         if self.game_done:
             return
@@ -304,21 +288,6 @@ OpenPlayer = Callable[[int], "MessageCompleter | None"]
 """Returns the player of a seat in a game with this seed, ``None`` for a trained seat."""
 
 
-def start_with(
-    settings: GameSettings, players: Sequence[OpenPlayer], seed: int, *path: int
-) -> Game:
-    """Starts a game; the random numbers of a player depend on ``seed``, ``path`` and the seat."""
-    game = Game.start(settings, seed)
-    if game.num_players != len(players):
-        raise ConfigurationError(
-            f"players: got {len(players)}, but {settings.game_name} starts with "
-            f"{game.num_players}; expected one for each seat"
-        )
-    # Another seed than the game's: equal ones would tie the moves to the cards.
-    game.players = [opened(derived_seed(seed, *path, seat)) for seat, opened in enumerate(players)]
-    return game
-
-
 @cache
 def _size(game_name: str) -> int:
     """Returns a number of players with which a game starts, at least 2 if possible."""
@@ -350,10 +319,8 @@ def startable() -> dict[str, str]:
     A game has several variants, of which the one with the shortest name is listed.
     """
     shortest: dict[str, str] = {}
-    for name, spec in _registry().items():
-        shortest[str(spec.entry_point)] = min(
-            shortest.get(str(spec.entry_point), name), name, key=len
-        )
+    for name in sorted(_registry(), key=len):
+        shortest.setdefault(str(_registry()[name].entry_point), name)
     reasons: dict[str, str] = {}
     for name in sorted(shortest.values()):
         try:

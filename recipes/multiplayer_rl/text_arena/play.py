@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from functools import partial
 from typing import Literal
 
 import chz
@@ -20,7 +19,6 @@ import chz
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter, TokenCompleter
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.official.rl_play_w_env import ManualPolicy, print_trajectory_summary
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.env import (
     STOP_CONDITION,
@@ -29,17 +27,15 @@ from tinker_cookbook.recipes.multiplayer_rl.text_arena.env import (
 )
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import GameSettings
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import (
-    FixedModel,
+    BY_RULES,
     ModelPlayer,
     OpponentType,
-    OptimalOpponent,
-    RandomOpponent,
 )
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
-from tinker_cookbook.training.config import BackendSettings
+from tinker_cookbook.training.config import BackendSettings, number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import print_line
 
@@ -63,7 +59,7 @@ class PlayConfig(GameSettings, BackendSettings, SamplerOptions):
     opponent: OpponentType = chz.field(
         default="random", doc="Opponent of mode=eval: random, optimal or base_model"
     )
-    human_player_id: int = chz.field(default=0, doc="Your seat, 0 or 1")
+    human_player_id: int = number(0, "Your seat, 0 or 1", below=2)
     num_games: int = chz.field(default=20, doc="Games of mode=eval; the model changes its seat")
     max_tokens: int = chz.field(default=64, doc="Maximum tokens of a move")
     temperature: float = chz.field(default=1.0, doc="Sampling temperature; 0: greedy")
@@ -99,8 +95,6 @@ async def play_game(
     seed = (model_token_completer.seed or 0,)
     builder = TextArenaGroupBuilder(game, [trained, trained], renderer, 1, seed, stop)
     envs = await builder.make_envs()
-    if not 0 <= human_player_id < len(envs):
-        raise ConfigurationError(f"human_player_id: got {human_player_id}, expected 0 or 1")
     print_line(f"You are player {human_player_id}. Type moves like: [4]")
     human = ManualPolicy(renderer.tokenizer, multiline=False)
     policies: list[TokenCompleter] = [model_token_completer, model_token_completer]
@@ -128,7 +122,7 @@ async def eval_model(
     """
     builder = TextArenaGroupBuilder(
         game or GameSettings(game_name=game_name),
-        [trained, partial(_opponent, opponent_policy)],
+        [trained, lambda seed: opponent_policy],
         renderer,
         num_games,
         (model_token_completer.seed or 0,),
@@ -151,18 +145,10 @@ async def eval_model(
     )
 
 
-def _opponent(player: MessageCompleter, seed: int) -> MessageCompleter:
-    """Returns the player of one game, with its own random numbers if it has any."""
-    if isinstance(player, RandomOpponent | OptimalOpponent):
-        return type(player)(seed)
-    if isinstance(player, ModelPlayer):
-        return ModelPlayer(player.policy.derived(seed), player.renderer, player.stop)
-    return player
-
-
 async def main(config: PlayConfig) -> None:
     """Opens the model and plays."""
-    config.game.check_game()
+    game, stop = config.game, [] if config.stop_condition is None else [config.stop_condition]
+    _ = game.seats  # a game that does not start is an error before the model is loaded
     settings = SamplingModelSettings.of(
         config,
         model_path=config.checkpoint_path,
@@ -176,20 +162,15 @@ async def main(config: PlayConfig) -> None:
         def completer(client: SamplingClient, seed: int) -> TinkerTokenCompleter:
             return TinkerTokenCompleter(client, config.max_tokens, config.temperature, seed=seed)
 
-        policy, game = completer(model.client, config.seed), config.game
-        stop = [] if config.stop_condition is None else [config.stop_condition]
+        policy = completer(model.client, config.seed)
         if config.mode == "human_vs_model":
             where = config.human_player_id, config.game_name
             await play_game(model.renderer, policy, *where, game=game, stop=stop)
             return
-        if config.opponent == "random":
-            opponent: MessageCompleter = RandomOpponent(config.seed)
-        elif config.opponent == "optimal":
-            opponent = OptimalOpponent(config.seed)
+        if config.opponent in BY_RULES:
+            opponent: MessageCompleter = BY_RULES[config.opponent](config.seed)
         else:
-            same = {**chz.chz_fields(BackendSettings), **chz.chz_fields(SamplerOptions)}
-            base = FixedModel(model_name=model.model_name, **{n: getattr(config, n) for n in same})
-            client = await asyncio.to_thread(base.client)
+            client = await connection.service.create_sampling_client(base_model=model.model_name)
             opponent = ModelPlayer(completer(client, config.seed + 1), model.renderer, stop)
         what = opponent, config.opponent, config.game_name, config.num_games
         await eval_model(model.renderer, policy, *what, game=game, stop=stop)

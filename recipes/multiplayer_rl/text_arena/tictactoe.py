@@ -8,19 +8,23 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-import chz
-
-from tinker_cookbook.backends import SamplingClient
-from tinker_cookbook.backends.connect import make_once
-from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.completers import MessageCompleter, StopCondition, TinkerTokenCompleter
-from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.recipes.multiplayer_rl.fixed_model import FixedModel
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import STOP_CONDITION, legal_moves
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
-from tinker_cookbook.training.config import BackendSettings
 
 OpponentType = Literal["base_model", "random", "optimal"]
 
+_WIN_LINES = (
+    (0, 1, 2),
+    (3, 4, 5),
+    (6, 7, 8),
+    (0, 3, 6),
+    (1, 4, 7),
+    (2, 5, 8),
+    (0, 4, 8),
+    (2, 4, 6),
+)
 _ROW = re.compile(r"^\s*([OX0-8])\s*\|\s*([OX0-8])\s*\|\s*([OX0-8])\s*$", re.MULTILINE)
 
 
@@ -45,17 +49,6 @@ class OptimalOpponent(MessageCompleter):
     Chooses randomly among several best moves, so that games against it differ.
     """
 
-    _WIN_LINES = (
-        (0, 1, 2),
-        (3, 4, 5),
-        (6, 7, 8),
-        (0, 3, 6),
-        (1, 4, 7),
-        (2, 5, 8),
-        (0, 4, 8),
-        (2, 4, 6),
-    )
-
     def __init__(self, seed: int | None = None) -> None:
         self._rng = random.Random(seed)
 
@@ -69,11 +62,6 @@ class OptimalOpponent(MessageCompleter):
 def read_board(text: str) -> str:
     """Returns the last board of a prompt: nine characters O, X or a space."""
     rows = _ROW.findall(text)[-3:]
-    if len(rows) != 3:
-        raise ConfigurationError(
-            "opponent: got 'optimal' for a prompt without a board of tic-tac-toe; expected the "
-            f"game TicTacToe-v0, or another opponent. The prompt: {text[-200:]!r}"
-        )
     return "".join(cell if cell in "OX" else " " for row in rows for cell in row)
 
 
@@ -101,7 +89,7 @@ def _next_boards(board: str, mark: str) -> list[tuple[int, str]]:
 def _value(board: str, mark: str) -> int:
     """Value for ``mark``, who moves next: above 0 wins; more the sooner."""
     # The other player has just moved, so only that one can have won.
-    if any(board[a] == board[b] == board[c] != " " for a, b, c in OptimalOpponent._WIN_LINES):
+    if any(board[a] == board[b] == board[c] != " " for a, b, c in _WIN_LINES):
         return -1 - board.count(" ")
     after = [-_value(after, _other(mark)) for _, after in _next_boards(board, mark)]
     return max(after, default=0)
@@ -109,23 +97,6 @@ def _value(board: str, mark: str) -> int:
 
 def _other(mark: str) -> str:
     return "X" if mark == "O" else "O"
-
-
-@chz.chz
-class FixedModel(BackendSettings, SamplerOptions):
-    """A base model or a checkpoint of it; it shares the base model of the run in progress."""
-
-    model_name: str = chz.field(doc="Hub name or local folder")
-    model_path: str | None = chz.field(default=None, doc="Weights for sampling; default: none")
-
-    def client(self) -> SamplingClient:
-        """Returns its sampling client; the first call loads the model."""
-        if self.model_path is not None:
-            path = self.model_path
-            opened = make_once(self, lambda s: s.create_sampling_client(model_path=path))
-        else:
-            opened = make_once(self, lambda s: s.create_sampling_client(base_model=self.model_name))
-        return opened.result()
 
 
 @dataclass
@@ -155,15 +126,10 @@ def make_opponent(
     stop_condition: StopCondition | None = None,
 ) -> MessageCompleter:
     """Returns an opponent: the untrained model, one that moves at random, or the optimal one."""
-    if opponent_type == "random":
-        return RandomOpponent()
-    if opponent_type == "optimal":
-        return OptimalOpponent()
-    known = ("base_model", "random", "optimal")
     if opponent_type != "base_model":
-        raise ConfigurationError(
-            f"opponent_type: got {opponent_type!r}, expected one of {', '.join(known)}"
-            f"{nearest(opponent_type, known)}"
-        )
+        return BY_RULES[opponent_type]()
     client = FixedModel(base_url=base_url, model_name=model_name).client()
     return ModelPlayer(TinkerTokenCompleter(client, 64), renderer, stop_condition or STOP_CONDITION)
+
+
+BY_RULES = {"random": RandomOpponent, "optimal": OptimalOpponent}

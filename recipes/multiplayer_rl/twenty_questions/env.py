@@ -11,27 +11,20 @@ import random
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 
 import chz
 
 from tinker_cookbook import model_info
-from tinker_cookbook.backends import ServiceClient
-from tinker_cookbook.backends.connect import make_once
 from tinker_cookbook.completers import MessageCompleter, TinkerMessageCompleter
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
-from tinker_cookbook.recipes.start import example_data
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.recipes.multiplayer_rl.fixed_model import FixedModel
+from tinker_cookbook.recipes.start import example_data, read_text
 from tinker_cookbook.renderers import Message, Renderer, get_renderer, get_text_content
 from tinker_cookbook.rl.envs.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDatasetBuilder
-from tinker_cookbook.rl.types import (
-    Env,
-    Metrics,
-    StopReason,
-)
-from tinker_cookbook.run.weights_paths import weights_field
+from tinker_cookbook.rl.types import Env, Metrics, StopReason
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import BackendSettings, number
+from tinker_cookbook.training.config import number
 
 WORDS = example_data("twenty_questions_words.txt")
 
@@ -40,55 +33,30 @@ Answerer = Callable[[list[Message]], Awaitable[Message]]
 
 
 @chz.chz
-class AnswererConfig(BackendSettings):
+class AnswererConfig(FixedModel):
     """A model that answers greedily; it is loaded for the first answer, once in a process."""
 
-    model_name: str = chz.field(doc="Hub name or local folder of the model")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
-    model_path: str | None = weights_field("sampler_weights", "Its adapter; default: none")
     max_tokens: int = number(5, "Maximum tokens of an answer; yes and no are short", low=1)
 
     async def __call__(self, messages: list[Message]) -> Message:
         """Returns the answer to a conversation."""
-        completer = await asyncio.to_thread(make_once, self, self._make)
+        completer = await asyncio.to_thread(self._completer)
         return await completer(messages)
 
-    def _make(self, service: ServiceClient) -> MessageCompleter:
-        if self.model_path is not None:
-            opened = service.create_sampling_client(model_path=self.model_path)
-        else:
-            opened = service.create_sampling_client(base_model=self.model_name)
+    def _completer(self) -> MessageCompleter:
         name, _ = model_info.resolve_renderer_name(self.model_name, self.renderer_name)
         renderer = get_renderer(name, get_tokenizer(self.model_name))
-        return TinkerMessageCompleter(opened.result(), renderer, self.max_tokens, temperature=0.0)
+        return TinkerMessageCompleter(self.client(), renderer, self.max_tokens, temperature=0.0)
 
 
-def read_words(path: str | Path) -> list[str]:
+def read_words(path: str) -> list[str]:
     """Returns the words of a file, one a line; lines that begin with ``#`` are comments."""
-    file = Path(path).expanduser()
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataValidationError(
-            f"words_path: {file} cannot be read ({error}); expected a text file with one word a "
-            "line"
-        ) from error
-    found: dict[str, str] = {}
-    for row, line in enumerate(lines, start=1):
-        word = line.strip()
-        if not word or word.startswith("#"):
-            continue
-        # Guesses are compared in this form, so two words with one form would be the same word.
-        key = plain(word)
-        if not key:
-            raise DataFormatError(f"{file}:{row}: got {word!r}, expected a word")
-        if key in found:
-            raise DataFormatError(
-                f"{file}:{row}: got {word!r}, which is the same word as {found[key]!r} above"
-            )
-        found[key] = word
+    lines = map(str.strip, read_text(path, "words_path").splitlines())
+    # Guesses are compared in this form, so two words with one form are the same word.
+    found = {plain(line): line for line in lines if plain(line) and not line.startswith("#")}
     if not found:
-        raise DataValidationError(f"words_path: {file} has no word; expected one a line")
+        raise DataValidationError(f"words_path: {path} has no word; expected one a line")
     return list(found.values())
 
 
@@ -110,12 +78,12 @@ class TwentyQuestionsDatasetBuilder(ProblemDatasetBuilder):
     num_test: int = chz.field(default=16, doc="Words held out for evaluation; 0: no evaluation")
 
     def check(self) -> None:
-        """Raises for a file that cannot be read and for a number out of range."""
-        words = read_words(self.words_path)
-        if not 0 <= self.num_test < len(words):
+        """Raises for a file without words and for a number of words out of range."""
+        count = len(read_words(self.words_path))
+        if not 0 <= self.num_test < count:
             raise ConfigurationError(
-                f"num_test: got {self.num_test}, expected at least 0 and less than the "
-                f"{len(words)} words of {self.words_path}"
+                f"num_test: got {self.num_test}, expected less than the {count} words of "
+                f"{self.words_path}"
             )
 
     def load(self) -> tuple[list[str], list[str]]:
@@ -153,8 +121,6 @@ class TwentyQuestionsEnv(MessageEnv):
     """One game: 1 for the word, 0 when the questions are used up."""
 
     def __init__(self, word: str, answerer: Answerer, rules: Rules) -> None:
-        if not plain(word):
-            raise ConfigurationError(f"word: got {word!r}, expected a word")
         self.word, self.answerer, self.rules = word, answerer, rules
         self.messages: list[Message] = []
         self.questions = 0

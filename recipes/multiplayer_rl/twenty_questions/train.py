@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import chz
 
+from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import (
     WORDS,
     AnswererConfig,
@@ -58,6 +59,7 @@ class CLIConfig(Rules, train.Config):
             model_path=self.answerer_path,
             max_tokens=self.answerer_max_tokens,
             **self.values_of(BackendSettings),
+            **self.values_of(SamplerOptions),
         )
         rules = Rules(**self.values_of(Rules))
         return self.builder_of(TwentyQuestionsDatasetBuilder, answerer=answerer, rules=rules)

@@ -95,9 +95,9 @@ def test_a_game_does_not_depend_on_others_that_run_at_the_same_time():
 
 def test_a_game_that_does_not_exist_is_named_with_the_nearest():
     with pytest.raises(ConfigurationError, match=r"TicTacTo-v0.*TicTacToe-v0"):
-        GameSettings(game_name="TicTacTo-v0").check_game()
+        _ = GameSettings(game_name="TicTacTo-v0").seats
     with pytest.raises(ConfigurationError, match="num_players=5"):
-        GameSettings(num_players=5).check_game()
+        _ = GameSettings(num_players=5).seats
 
 
 # Two players.
@@ -133,8 +133,6 @@ def test_coordinator_by_its_official_names():
     )
     assert "Player 1" in RENDERER.tokenizer.decode(one.get_observation().to_ints())
     assert (one.stop_condition, one.compute_reward()) == (STOP_CONDITION, 0.0)
-    with pytest.raises(ConfigurationError, match="opponent_policy"):
-        TwoPlayerEnv(1, table, True, RENDERER, RandomOpponent())
 
 
 # Any number of players.
