@@ -25,6 +25,8 @@ from tinker_cookbook.recipes.harbor_rl.harbor_env import (
     load_harbor_tasks,
     workdir_of,
 )
+from tinker_cookbook.rl.rollouts.async_utils import Slots
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import get_console
 
@@ -36,58 +38,49 @@ class Config:
     dataset: str = chz.field(
         default=EXAMPLES, doc="Folder of tasks, or a dataset in Harbor's cache"
     )
-    max_tasks: int | None = chz.field(
-        default=None, doc="Number of tasks to check; the first ones are used; default: all"
-    )
-    max_concurrent: int = chz.field(default=4, doc="Tasks that are checked concurrently")
-    timeout: int = chz.field(default=120, doc="Seconds for a solution, and for its tests")
+    max_tasks: int | None = number(None, "Check only the first tasks", low=1)
+    max_concurrent: int = number(4, "Tasks that are checked concurrently", low=1)
+    timeout: int = number(120, "Seconds for a solution, and for its tests", low=1)
 
 
 @dataclass(frozen=True)
 class TaskCheck:
-    """Result of a check; a reward is None if there was an error or no solution."""
+    """Result of a check: both rewards, or an error."""
 
     task_name: str
-    solved: float | None
-    untouched: float | None
+    rewards: tuple[float, ...]
     seconds: float
-    error: str | None = None
+    error: str = ""
 
     @property
     def ok(self) -> bool:
         """Whether the task works here."""
-        return (self.solved, self.untouched) == (1.0, 0.0)
+        return self.rewards == (1.0, 0.0)
 
 
 async def check_task(task: HarborTask, timeout: int = 120) -> TaskCheck:
     """Grades the task's solution, and a sandbox in which nothing was done."""
-    started = time.monotonic()
-    rewards: dict[bool, float] = {}
-    error = None
+    started, rewards, error = time.monotonic(), list[float](), ""
     try:
         for solve in (True, False):
-            rewards[solve] = await _reward_of(task, solve, timeout)
+            rewards.append(await _reward_of(task, solve, timeout))
     except TinkerCookbookError as caught:
         error = str(caught)
-    seconds = time.monotonic() - started
-    return TaskCheck(task.task_name, rewards.get(True), rewards.get(False), seconds, error)
+    return TaskCheck(task.task_name, tuple(rewards), time.monotonic() - started, error)
 
 
 async def _reward_of(task: HarborTask, solve: bool, timeout: int) -> float:
     builder = HarborEnvGroupBuilder(task, "", None, 1, 1, 4 * timeout, grader_timeout=timeout)
-    sandbox = await builder.new_sandbox()
+    sandbox, workdir = await builder.new_sandbox(), workdir_of(task)
     try:
         if solve:
-            script = task.task_dir / "solution" / "solve.sh"
-            if not script.is_file():
-                raise ConfigurationError(f"{task.task_name}: there is no solution/solve.sh")
-            workdir = workdir_of(task)
-            await sandbox.write_file("/solution/solve.sh", script.read_bytes(), executable=True)
+            script = (task.task_dir / "solution" / "solve.sh").read_bytes()
+            await sandbox.write_file("/solution/solve.sh", script, executable=True)
             done = await sandbox.run_command("bash /solution/solve.sh", workdir, timeout)
             if done.exit_code:
                 said = (done.stderr or done.stdout).strip()[-300:]
                 raise ConfigurationError(f"{task.task_name}: solve.sh failed: {said}")
-        reward, _ = await builder.reward_of(sandbox, workdir_of(task))([])
+        reward, _ = await builder.reward_of(sandbox, workdir)([])
         return reward
     finally:
         await sandbox.cleanup()
@@ -97,13 +90,13 @@ async def check_tasks(
     tasks: Sequence[HarborTask], timeout: int = 120, max_concurrent: int = 4
 ) -> list[TaskCheck]:
     """Checks several tasks in parallel; results are in the order of the tasks."""
-    slots = asyncio.Semaphore(max_concurrent)
+    slots = Slots(max_concurrent)
 
     async def one(task: HarborTask) -> TaskCheck:
-        async with slots:
+        async with slots.one():
             return await check_task(task, timeout)
 
-    return list(await asyncio.gather(*map(one, tasks)))
+    return await asyncio.gather(*map(one, tasks))
 
 
 async def main(config: Config) -> None:
@@ -112,13 +105,12 @@ async def main(config: Config) -> None:
     results = await check_tasks(tasks, config.timeout, config.max_concurrent)
     table = Table("task", "solution", "untouched", "seconds", "")
     for result in results:
-        rewards = ("–" if r is None else f"{r:g}" for r in (result.solved, result.untouched))
+        rewards = [*(f"{reward:g}" for reward in result.rewards), "–", "–"][:2]
         note = "" if result.ok else (result.error or "expected 1 and 0")
         table.add_row(result.task_name, *rewards, f"{result.seconds:.1f}", note)
-    console = get_console()
-    console.print(table)
+    get_console().print(table)
     working = sum(result.ok for result in results)
-    console.print(f"{working} of {len(results)} tasks work here")
+    get_console().print(f"{working} of {len(results)} tasks work here")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from tinker_cookbook.recipes.harbor_rl.harbor_env import (
 )
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.rollouts.async_utils import Slots
 from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -130,18 +131,14 @@ async def evaluate_task(
         result = TaskResult(task.task_name, 0.0, {}, 0, seconds, error=str(error))
     finally:
         await group.cleanup()
-    async with lock:
-        await asyncio.to_thread(_write, result, results_dir)
-    return result
-
-
-def _write(result: TaskResult, folder: Path) -> None:
     fields = asdict(result)
     text = fields.pop("trajectory_str")
-    with (folder / "results.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(fields) + "\n")
+    async with lock:
+        with (results_dir / "results.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(fields) + "\n")
     if text:
-        (folder / f"{result.task_name}.txt").write_text(text, encoding="utf-8")
+        (results_dir / f"{task.task_name}.txt").write_text(text, encoding="utf-8")
+    return result
 
 
 async def run_eval(
@@ -165,10 +162,10 @@ async def run_eval(
     policy = TinkerTokenCompleter(
         model.client, config.max_tokens, config.temperature, seed=config.seed
     )
-    lock, slots = asyncio.Lock(), asyncio.Semaphore(config.max_concurrent)
+    lock, slots = asyncio.Lock(), Slots(config.max_concurrent)
 
     async def one(index: int) -> TaskResult:
-        async with slots:
+        async with slots.one():
             return await evaluate_task(
                 tasks[index],
                 policy.derived(index),
@@ -195,12 +192,12 @@ def print_summary(name: str, results: list[TaskResult], folder: Path) -> None:
     console = get_console()
     console.print(table)
     rewards = [result.reward for result in results if result.error is None]
-    mean = (
-        f"mean reward {np.mean(rewards):.3f} of {len(rewards)} tasks" if rewards else "no task ran"
+    mean = np.mean(rewards or [np.nan])
+    console.print(
+        f"{name}: mean reward {mean:.3f} of {len(rewards)} tasks, {len(results) - len(rewards)} "
+        f"with an error are not counted; {folder}",
+        soft_wrap=True,
     )
-    failed = len(results) - len(rewards)
-    note = f", {failed} with an error are not counted" if failed else ""
-    console.print(f"{name}: {mean}{note}; {folder}", soft_wrap=True)
 
 
 async def main(config: EvalConfig) -> None:

@@ -22,7 +22,7 @@ from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
-from tinker_cookbook.sandbox import SandboxInfrastructureError, SandboxInterface
+from tinker_cookbook.sandbox import SandboxInfrastructureError, SandboxInterface, SandboxResult
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.tool_use import build_agent_tool_env
 from tinker_cookbook.tool_use.agent_tool_message_env import RewardFn
@@ -94,10 +94,7 @@ def _read_task(folder: Path) -> HarborTask:
     for name in ("instruction.md", "environment/Dockerfile", "tests/test.sh"):
         if not (folder / name).is_file():
             raise DataValidationError(f"{folder}: the task has no {name}")
-    try:
-        config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise DataValidationError(f"{folder / 'task.toml'}: {error}") from error
+    config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
     text = (folder / "instruction.md").read_text(encoding="utf-8")
     return HarborTask(folder.name, text.strip(), folder, config)
 
@@ -114,45 +111,36 @@ async def default_sandbox_factory(env_dir: Path, timeout: int) -> SandboxInterfa
     plan = await asyncio.to_thread(read_dockerfile, env_dir / "Dockerfile")
     sandbox = await LocalSandbox.create(timeout, environment=plan.environment)
     try:
-        await _follow(sandbox, plan, env_dir)
+        await _follow(sandbox, plan)
     except BaseException:
         await sandbox.cleanup()
         raise
     return sandbox
 
 
-async def _follow(sandbox: SandboxInterface, plan: Dockerfile, env_dir: Path) -> None:
-
-    async def run(command: str, line: int, workdir: str = "/") -> None:
-        result = await sandbox.run_command(command, workdir=workdir, timeout=120)
-        if result.exit_code:
-            said = (result.stderr or result.stdout).strip()[-300:]
-            raise SandboxInfrastructureError(
-                f"{env_dir / 'Dockerfile'}, line {line}: {command[:100]} failed: {said}"
-            )
-
+async def _follow(sandbox: SandboxInterface, plan: Dockerfile) -> None:
     for folder in plan.folders:
-        await run(f"mkdir -p {shlex.quote(folder)}", 0)
+        _check(await sandbox.run_command(f"mkdir -p {shlex.quote(folder)}", "/"), "WORKDIR")
     for step in plan.steps:
         for source, target in step.copies:
             executable = bool(source.stat().st_mode & 0o100)
             content = await asyncio.to_thread(source.read_bytes)
-            written = await sandbox.write_file(target, content, executable=executable)
-            if written.exit_code:
-                raise SandboxInfrastructureError(
-                    f"{env_dir / 'Dockerfile'}, line {step.line}: {target}: "
-                    f"{written.stderr.strip()[-300:]}"
-                )
+            done = await sandbox.write_file(target, content, executable=executable)
+            _check(done, step.instruction)
         if step.command is not None:
             exports = "".join(f"export {k}={shlex.quote(v)}; " for k, v in step.environment)
-            await run(exports + step.command, step.line, step.workdir)
+            done = await sandbox.run_command(exports + step.command, step.workdir, timeout=120)
+            _check(done, step.instruction)
+
+
+def _check(result: SandboxResult, what: str) -> None:
+    if result.exit_code:
+        said = (result.stderr or result.stdout).strip()[-300:]
+        raise SandboxInfrastructureError(f"{what}: failed: {said}")
 
 
 def workdir_of(task: HarborTask) -> str:
-    """Returns the folder that WORKDIR names in the task's Dockerfile, or ``/``.
-
-    A Dockerfile that only another sandbox can follow has one, too.
-    """
+    """Returns the folder that WORKDIR names in the task's Dockerfile, or ``/``."""
     return read_workdir(task.environment_dir / "Dockerfile")
 
 
@@ -226,15 +214,13 @@ class HarborEnvGroupBuilder(EnvGroupBuilder):
         task = self.task
         # Without a work folder the whole sandbox is the work, which cannot be passed on.
         separate = hasattr(sandbox, "export_folder") and workdir != "/"
-
-        artifacts = [path for path in task.config.get("artifacts", []) if isinstance(path, str)]
         return HarborReward(
             task.tests_dir,
             sandbox,
             task.seconds("verifier", self.grader_timeout),
             self.new_sandbox if separate else None,
             workdir,
-            artifacts,
+            task.config.get("artifacts", ()),
         )
 
     async def cleanup(self) -> None:
@@ -300,8 +286,6 @@ class HarborDatasetBuilder(HarborSettings, RLDatasetBuilder):
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for a task that cannot run; nothing is started."""
-        if not self.tasks:
-            raise ConfigurationError("tasks: got none, expected at least one")
         if self.num_test is not None and not 0 <= self.num_test < len(self.tasks):
             raise ConfigurationError(
                 f"num_test: got {self.num_test}, expected less than the {len(self.tasks)} tasks"

@@ -165,12 +165,6 @@ async def _move_folder(source: Any, target: Any, folder: str) -> bool:
     Links that lead out of the folder are left out. Returns False if it cannot be read, because the
     model has made it too large, too deep or unreadable.
     """
-    for sandbox in (source, target):
-        if not hasattr(sandbox, "export_folder"):
-            raise SandboxInfrastructureError(
-                f"{type(sandbox).__name__} cannot pass a folder to a second sandbox; use a "
-                "sandbox with export_folder and import_folder, or HarborReward without verifier"
-            )
     name = shlex.quote(folder)
     await _checked(target, f"mkdir -p {name} && find {name} -mindepth 1 -delete")
     exists = await source.run_command(f"test -d {name}", workdir="/")

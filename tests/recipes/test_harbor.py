@@ -62,11 +62,11 @@ def test_steps_have_their_folder_and_variables(tmp_path):
         **{"one.py": "1", "two.py": "2"},
     )  # fmt: skip
     assert (plan.workdir, plan.folders) == ("/app/sub", ["/app", "/app/sub"])
-    assert plan.environment == {"A": "1", "B": "2 3", "C": "4"}
+    assert plan.environment == {"A": "1", "B": "2 3", "NAME": "x", "C": "4"}
     copies = [target for step in plan.steps for _, target in step.copies]
     assert copies == ["/app/in/a.txt", "/app/one.py", "/app/two.py"]
     first, second = [step for step in plan.steps if step.command]
-    assert (first.command, first.workdir, first.line) == ("echo $A && ls", "/app/sub", 9)
+    assert (first.command, first.workdir) == ("echo $A && ls", "/app/sub")
     assert dict(first.environment) == {"A": "1", "B": "2 3", "NAME": "x"}
     assert second.command == "touch 'a b'"
 
@@ -92,18 +92,17 @@ def test_packages_that_this_machine_has_are_not_installed(tmp_path):
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("FROM nvidia/cuda:12\n", "line 1: got FROM nvidia/cuda:12"),
-        ("RUN ls\n", "there is no FROM"),
-        ("FROM debian AS a\nFROM debian\n", "line 2: builds of several stages"),
-        ("FROM debian\n\nCOPY missing.txt /a\n", "line 3: missing.txt: there is no such file"),
+        ("FROM nvidia/cuda:12\n", "FROM nvidia/cuda:12: expected one of debian"),
+        ("FROM debian AS a\nFROM debian\n", "FROM debian: .* follows one FROM"),
+        ("FROM debian\n\nCOPY missing.txt /a\n", "COPY missing.txt /a: there is no such file"),
         ("FROM debian\nCOPY ../ /a\n", "leads out of"),
         ("FROM debian\nADD https://a.b/c /c\n", "has no network"),
-        ("FROM debian\nVOLUME /data\n", "line 2: got VOLUME"),
-        ("FROM debian\nUSER nobody\n", "line 2: got USER"),
+        ("FROM debian\nVOLUME /data\n", "VOLUME /data: the local sandbox follows"),
+        ("FROM debian\nUSER nobody\n", "USER nobody: the local sandbox follows"),
         ("FROM debian\nRUN apt-get install -y no-such-package-x\n", "no-such-package-x.*lacks"),
     ],
 )
-def test_what_the_sandbox_cannot_do_is_named_with_its_line(tmp_path, text, names):
+def test_what_the_sandbox_cannot_do_is_named(tmp_path, text, names):
     folder = tmp_path / "environment"
     folder.mkdir()
     with pytest.raises(ConfigurationError, match=names):
