@@ -7,7 +7,7 @@ python -m recipes.rubric.agreement url=https://api.openai.com/v1 model_name=gpt-
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import nullcontext
 
 import chz
 
@@ -36,10 +36,8 @@ async def main(config: CLIConfig) -> Agreement:
     """Grades the labelled answers and prints the agreement."""
     config.check()
     labelled = load_labelled(config.labelled_path or example_data("rubric_labelled.jsonl"))
-    with ExitStack() as stack:
-        if config.url is None:
-            # The judge uses the open connection, which is closed at the end.
-            stack.enter_context(connect_with(config))
+    # A judge of this machine uses the open connection, which is closed at the end.
+    with connect_with(config) if config.url is None else nullcontext():
         agreement = await judge_agreement(LazyJudge(config), labelled)
     print_agreement(agreement, config)
     return agreement

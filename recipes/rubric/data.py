@@ -14,20 +14,22 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import chz
 
-from tinker_cookbook.exceptions import DataFormatError, EvalGradingError, nearest
+from tinker_cookbook.exceptions import DataFormatError, EvalGradingError
 from tinker_cookbook.judges.judge import read_number
 from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.renderers.core.messages import normalize_messages
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
 
 Conversation: TypeAlias = list[Message]
+P = TypeVar("P")
 
 _EXPECTED = (
     "a conversation and its criteria on each line (docs/environments.md); python -m "
@@ -57,24 +59,12 @@ class Rubric:
     score_range: tuple[float, float] = DEFAULT_RANGE
 
     def __post_init__(self) -> None:
-        try:
-            low, high = map(float, self.score_range)
-        except (TypeError, ValueError):
-            low = high = math.nan
-        if not -math.inf < low < high < math.inf:
-            raise DataFormatError(
-                f"score_range: got {self.score_range!r}, expected two numbers, the lower one first"
-            )
+        low, high = self.score_range
+        if not low < high:
+            raise ValueError(f"score_range: got {low} to {high}, expected the lower number first")
         self.score_range = low, high
-        try:
-            groups = re.compile(self.extraction_regex).groups
-        except re.error as error:
-            raise DataFormatError(
-                f"extraction_regex: got {self.extraction_regex!r}, expected a regular expression "
-                f"({error})"
-            ) from None
-        if groups < 1:
-            raise DataFormatError(
+        if re.compile(self.extraction_regex).groups < 1:
+            raise ValueError(
                 f"extraction_regex: got {self.extraction_regex!r}, expected a group around the "
                 "score, as in <score>(.*?)</score>"
             )
@@ -127,13 +117,10 @@ class Rubric:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields; ``score_range`` only if it is not the default."""
-        known = {
-            "rubric_str": self.rubric_str,
-            "extraction_regex": self.extraction_regex,
-            "grader_output_format_instruction": self.grader_output_format_instruction,
-        }
-        own = {} if self.score_range == DEFAULT_RANGE else {"score_range": list(self.score_range)}
-        return {**known, **own}
+        found = asdict(self)
+        if self.score_range == DEFAULT_RANGE:
+            del found["score_range"]
+        return found
 
     def to_json(self) -> str:
         """Returns the fields as a JSON object."""
@@ -142,15 +129,6 @@ class Rubric:
     @staticmethod
     def from_dict(d: Mapping[str, Any]) -> Rubric:
         """Returns the rubric with these fields; all but ``rubric_str`` have defaults."""
-        known = [field.name for field in fields(Rubric)]
-        for name in d:
-            if name not in known:
-                raise DataFormatError(
-                    f"rubric: got the field {name!r}, expected {', '.join(known)}"
-                    f"{nearest(name, known)}"
-                )
-        if not str(d.get("rubric_str") or "").strip():
-            raise DataFormatError("rubric_str: got none, expected the criterion as a text")
         return Rubric(**d)
 
     @staticmethod
@@ -173,16 +151,14 @@ class RubricBasedDatapoint:
 
     @staticmethod
     def from_json(json_str: str) -> RubricBasedDatapoint:
-        """Returns the datapoint of a line; raises ``DataFormatError`` for another format."""
+        """Returns the datapoint of a line."""
         return _datapoint(json.loads(json_str))
 
 
 @dataclass(frozen=True)
-class LabelledAnswer:
+class LabelledAnswer(RubricBasedDatapoint):
     """An answer, the last message of ``convo``, with its right score for each criterion."""
 
-    convo: Conversation
-    rubric_items: Sequence[Rubric]
     labels: Sequence[float]
 
 
@@ -203,7 +179,7 @@ class RubricDatapointListBuilderFromJsonl(RubricDatapointListBuilder):
 
     def __call__(self) -> Sequence[RubricBasedDatapoint]:
         """Loads them; errors name file and line."""
-        return [_checked(_datapoint, row, where) for where, row in _rows(self.jsonl_path)]
+        return _read(self.jsonl_path, _datapoint)
 
 
 @chz.chz
@@ -245,64 +221,34 @@ class PrometheusDatapointListBuilder(RubricDatapointListBuilder):
 
 def load_labelled(path: str | Path) -> list[LabelledAnswer]:
     """Loads answers with labels from a JSONL file; errors name file and line."""
-    return [_checked(_labelled, row, where) for where, row in _rows(path)]
+    return _read(path, _labelled)
 
 
-def _rows(path: str | Path) -> list[tuple[str, dict[str, Any]]]:
-    rows = list(json_lines(Path(path).expanduser(), _EXPECTED))
-    if not rows:
+def _read(path: str | Path, build: Callable[[dict[str, Any]], P]) -> list[P]:
+    found: list[P] = []
+    for where, row in json_lines(Path(path).expanduser(), _EXPECTED):
+        try:
+            found.append(build(row))
+        except (LookupError, TypeError, ValueError, re.error) as error:
+            raise DataFormatError(f"{where}: {error!r}; expected {_EXPECTED}") from error
+    if not found:
         raise DataFormatError(f"{path}: the file is empty, expected {_EXPECTED}")
-    return rows
+    return found
 
 
-def _checked(build: Any, row: Any, where: str) -> Any:
-    try:
-        return build(row)
-    except DataFormatError as error:
-        raise DataFormatError(f"{where}: {error}") from None
+def _datapoint(row: Mapping[str, Any]) -> RubricBasedDatapoint:
+    convo = normalize_messages(row["convo"])
+    rubrics = [Rubric.from_dict(item) for item in row["rubric_items"]]
+    if not convo or not rubrics:
+        raise ValueError("expected a message in convo and a criterion in rubric_items at least")
+    return RubricBasedDatapoint(convo, rubrics)
 
 
-def _datapoint(row: Any) -> RubricBasedDatapoint:
-    if not isinstance(row, dict) or not {"convo", "rubric_items"} <= row.keys():
-        got = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-        raise DataFormatError(f"got {got}, expected an object with convo and rubric_items")
-    convo, items = row["convo"], row["rubric_items"]
-    messages = isinstance(convo, list) and all(
-        isinstance(m, dict) and {"role", "content"} <= m.keys() for m in convo
-    )
-    if not messages or not convo:
-        raise DataFormatError("convo: expected a list of messages with role and content")
-    if not isinstance(items, list) or not items:
-        raise DataFormatError("rubric_items: got none, expected one criterion at least")
-    return RubricBasedDatapoint(convo, [Rubric.from_dict(item) for item in items])
-
-
-def _labelled(row: Any) -> LabelledAnswer:
+def _labelled(row: Mapping[str, Any]) -> LabelledAnswer:
     point = _datapoint(row)
-    labels = row.get("labels")
-    if not isinstance(labels, list) or len(labels) != len(point.rubric_items):
-        raise DataFormatError(
-            f"labels: got {labels!r}, expected {len(point.rubric_items)} numbers from 0 to 1, one "
-            "for each of rubric_items"
-        )
-    if not all(isinstance(value, (int, float)) and 0 <= value <= 1 for value in labels):
-        raise DataFormatError(f"labels: got {labels!r}, expected numbers from 0 to 1")
+    labels = [float(label) for label in row["labels"]]
+    if len(labels) != len(point.rubric_items) or not all(0 <= label <= 1 for label in labels):
+        raise ValueError(f"labels: got {labels}, expected a number from 0 to 1 for each criterion")
     if point.convo[-1]["role"] != "assistant":
-        raise DataFormatError(
-            f"convo: the last message is of the {point.convo[-1]['role']}, expected the answer of "
-            "the assistant that the labels are about"
-        )
-    return LabelledAnswer(point.convo, point.rubric_items, [float(value) for value in labels])
-
-
-__all__ = [
-    "Conversation",
-    "EvalGradingError",
-    "LabelledAnswer",
-    "PrometheusDatapointListBuilder",
-    "Rubric",
-    "RubricBasedDatapoint",
-    "RubricDatapointListBuilder",
-    "RubricDatapointListBuilderFromJsonl",
-    "load_labelled",
-]
+        raise ValueError("convo: expected the answer that the labels are about as the last message")
+    return LabelledAnswer(point.convo, point.rubric_items, labels)

@@ -38,7 +38,8 @@ from tinker_cookbook.rl.types import (
     StepResult,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.terminal import get_console
+from tinker_cookbook.training.config import at_least, number
+from tinker_cookbook.utils.terminal import get_console, print_line
 
 logger = logging.getLogger(__name__)
 
@@ -144,12 +145,9 @@ class RubricGradedEnv(Env):
             console.rule(title)
             console.print(text, markup=False, highlight=False)
         for rubric, judgement in zip(self.rubric_items, found, strict=True):
-            prompt = (
-                rubric.get_label_prompt if self._judge.uses_labels else rubric.get_grader_prompt
-            )
             console.rule("what the judge reads")
-            text = get_text_content(prompt([*self.convo, answer])[0])
-            console.print(text, markup=False, highlight=False)
+            (prompt,) = prompt_for(self._judge, rubric, [*self.convo, answer])
+            console.print(get_text_content(prompt), markup=False, highlight=False)
             console.rule(f"score {judgement.score:.3f}, from")
             console.print(judgement.text, markup=False, highlight=False)
 
@@ -192,24 +190,13 @@ class RubricGradedDataset(ProblemDataset[RubricBasedDatapoint]):
         format_coef: float = 0.1,
     ) -> None:
         self.datapoints = datapoints
-        make_group = partial(
-            _group,
-            renderer=renderer,
-            grader_llm=grader_llm,
-            group_size=group_size,
-            format_coef=format_coef,
+        super().__init__(
+            datapoints,
+            lambda point: RubricGradedEnvGroupBuilder(
+                renderer, point, grader_llm, group_size, format_coef
+            ),
+            batch_size,
         )
-        super().__init__(datapoints, make_group, batch_size)
-
-
-def _group(
-    datapoint: RubricBasedDatapoint,
-    renderer: Renderer,
-    grader_llm: Grader,
-    group_size: int,
-    format_coef: float,
-) -> RubricGradedEnvGroupBuilder:
-    return RubricGradedEnvGroupBuilder(renderer, datapoint, grader_llm, group_size, format_coef)
 
 
 @chz.chz
@@ -222,9 +209,9 @@ class RubricGradedDatasetBuilder(RLDatasetBuilder):
 
     renderer_name: str = chz.field(doc="Chat format of the policy")
     model_name_for_tokenizer: str = chz.field(doc="Model whose tokenizer is used")
-    batch_size: int = chz.field(doc="Conversations per step")
-    train_group_size: int = chz.field(doc="Answers to a conversation")
-    test_group_size: int = chz.field(default=1, doc="Answers to a conversation in evaluation")
+    batch_size: int = chz.field(validator=at_least(1), doc="Conversations per step")
+    train_group_size: int = chz.field(validator=at_least(1), doc="Answers to a conversation")
+    test_group_size: int = number(1, "Answers to a conversation in evaluation", low=1)
     train_datapoint_list_builder: RubricDatapointListBuilder = chz.field(doc="Training data")
     test_datapoint_list_builder: RubricDatapointListBuilder | None = chz.field(
         default=None, doc="Held-out data"
@@ -260,9 +247,6 @@ class RubricGradedDatasetBuilder(RLDatasetBuilder):
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for a setting that cannot work."""
-        for name in ("batch_size", "train_group_size", "test_group_size"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected at least 1")
         if self.min_kappa is not None and self.labelled_path is None:
             raise ConfigurationError(
                 f"min_kappa: got {self.min_kappa} without labelled_path, expected a file of "
@@ -321,8 +305,9 @@ async def judge_agreement(judge: Judge, labelled: Sequence[LabelledAnswer]) -> A
 
 def print_agreement(agreement: Agreement, settings: JudgeSettings) -> None:
     """Prints the agreement of a judge with the labels."""
-    console = get_console()
     where = settings.model_path or settings.model_name
-    title = f"Judge: {where}{f' at {settings.url}' if settings.url else ''}, mode={settings.mode}"
-    for line in (title, *(f"  {line}" for line in agreement.lines())):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    print_line(
+        f"Judge: {where}{f' at {settings.url}' if settings.url else ''}, mode={settings.mode}"
+    )
+    for line in agreement.lines():
+        print_line(f"  {line}")

@@ -26,7 +26,7 @@ from tinker_cookbook.rl import train
 from tinker_cookbook.rl.rollouts.strategy import LeaveOutUngraded
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.run.weights_paths import weights_field
-from tinker_cookbook.training.config import number
+from tinker_cookbook.training.config import BackendSettings, number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
@@ -97,10 +97,7 @@ class JudgedSettings(train.Config):
             max_retries=self.grader_retries,
             timeout_seconds=self.grader_timeout_seconds,
             cache_path=self.grader_cache_path,
-            backend=self.backend,
-            base_url=self.base_url,
-            device=self.device,
-            dtype=self.dtype,
+            **self.values_of(BackendSettings),
         )
 
     def judged_dataset(
@@ -110,18 +107,13 @@ class JudgedSettings(train.Config):
         labelled_path: str | None,
     ) -> RubricGradedDatasetBuilder:
         """Returns conversations whose answers the judge grades."""
-        return RubricGradedDatasetBuilder(
-            renderer_name=self.renderer,
-            model_name_for_tokenizer=self.model_name,
-            batch_size=self.groups_per_batch,
+        return self.builder_of(
+            RubricGradedDatasetBuilder,
             train_group_size=self.group_size,
-            test_group_size=self.test_group_size,
             train_datapoint_list_builder=train_data,
             test_datapoint_list_builder=test_data,
             judge=self.judge_settings(),
-            format_coef=self.format_coef,
             labelled_path=labelled_path,
-            min_kappa=self.min_kappa,
         )
 
     def resolved(self) -> train.Config:
@@ -149,23 +141,16 @@ class CLIConfig(JudgedSettings):
         """Returns the conversations of the files, or of the example."""
         # The example's labels apply only to the example's criteria.
         example = self.train_jsonl_path is None
-        paths = {
-            "train_jsonl_path": "rubric_train.jsonl",
-            "test_jsonl_path": "rubric_test.jsonl",
-            "labelled_path": "rubric_labelled.jsonl",
-        }
-        found: dict[str, str | None] = {
-            name: getattr(self, name) or (str(example_data(file)) if example else None)
-            for name, file in paths.items()
-        }
-        train_path, test_path = found["train_jsonl_path"], found["test_jsonl_path"]
-        assert train_path is not None
+
+        def path_of(given: str | None, file: str) -> str | None:
+            return given or (str(example_data(file)) if example else None)
+
+        train_path = self.train_jsonl_path or str(example_data("rubric_train.jsonl"))
+        test_path = path_of(self.test_jsonl_path, "rubric_test.jsonl")
         return self.judged_dataset(
             RubricDatapointListBuilderFromJsonl(jsonl_path=train_path),
-            None
-            if test_path is None
-            else RubricDatapointListBuilderFromJsonl(jsonl_path=test_path),
-            found["labelled_path"],
+            (test_path and RubricDatapointListBuilderFromJsonl(jsonl_path=test_path)) or None,
+            path_of(self.labelled_path, "rubric_labelled.jsonl"),
         )
 
 

@@ -9,8 +9,6 @@ weights as its judge; their path is printed at the end.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import chz
 
 from tinker_cookbook.backends import SamplingClient
@@ -27,10 +25,10 @@ from tinker_cookbook.supervised.common import datum_from_model_input_weights
 from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import tinker
-from tinker_cookbook.utils.terminal import get_console
+from tinker_cookbook.utils.terminal import print_line
 
 
 @chz.chz
@@ -63,24 +61,6 @@ class JudgeDatasetBuilder(SupervisedDatasetBuilder):
         return SupervisedDatasetFromHFDataset(rows, self.batch_size, datum), None
 
 
-class AgreementEvaluator(SamplingClientEvaluator):
-    """Agreement of the weights, as a judge, with held-out labels: ``judge/accuracy`` and others."""
-
-    def __init__(self, labelled: list[LabelledAnswer], renderer: Renderer) -> None:
-        self.labelled, self.renderer = labelled, renderer
-        self.last_lines: list[str] = []
-
-    async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
-        """Grades all answers."""
-        found = await judge_agreement(LabelJudge(sampling_client, self.renderer), self.labelled)
-        self.last_lines[:] = found.lines()
-        return {
-            "judge/accuracy": found.accuracy,
-            "judge/kappa": found.kappa,
-            "judge/auc": found.auc,
-        }
-
-
 @chz.chz
 class AgreementEvaluatorBuilder:
     """Builds the evaluator of the labels of a file."""
@@ -89,15 +69,23 @@ class AgreementEvaluatorBuilder:
     model_name: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
 
-    @cached_property
-    def evaluator(self) -> AgreementEvaluator:
-        """The evaluator, which keeps the lines of its last evaluation."""
+    def __call__(self) -> AgreementEvaluator:
+        """Returns the evaluator."""
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name))
         return AgreementEvaluator(load_labelled(self.test_path), renderer)
 
-    def __call__(self) -> AgreementEvaluator:
-        """Returns the evaluator."""
-        return self.evaluator
+
+class AgreementEvaluator(SamplingClientEvaluator):
+    """Agreement of the weights, as a judge, with held-out labels: ``judge/accuracy`` and others."""
+
+    def __init__(self, labelled: list[LabelledAnswer], renderer: Renderer) -> None:
+        self.labelled, self.renderer = labelled, renderer
+
+    async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
+        """Grades all answers, and prints the agreement."""
+        found = await judge_agreement(LabelJudge(sampling_client, self.renderer), self.labelled)
+        print_line("\n  ".join(("On held-out labels:", *found.lines())))
+        return {f"judge/{name}": getattr(found, name) for name in ("accuracy", "kappa", "auc")}
 
 
 @chz.chz
@@ -130,21 +118,16 @@ class CLIConfig(train.Config):
 
 async def main(cli: CLIConfig) -> None:
     """Trains the judge, and prints its agreement and where its weights are."""
-    check_model(cli)
-    test_path = cli.test_path or str(example_data("rubric_labelled.jsonl"))
     builder = AgreementEvaluatorBuilder(
-        test_path=test_path, model_name=cli.model_name, renderer_name=cli.renderer
+        test_path=cli.test_path or str(example_data("rubric_labelled.jsonl")),
+        model_name=cli.model_name,
+        renderer_name=cli.renderer,
     )
-    evaluator = builder.evaluator  # reads the labels before anything is loaded
+    load_labelled(builder.test_path)  # an error in the file is one before the training
     await train.main(chz.replace(cli, evaluator_builders=[*cli.evaluator_builders, builder]))
-    console = get_console()
-    if evaluator.last_lines:
-        console.print("On held-out labels:", highlight=False)
-    for line in evaluator.last_lines:
-        console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)
     saved = get_last_checkpoint(cli.run_path, "sampler_path")
     if saved is not None:
-        console.print(f"grader_model_path={saved.sampler_path}", soft_wrap=True, markup=False)
+        print_line(f"grader_model_path={saved.sampler_path}")
 
 
 if __name__ == "__main__":

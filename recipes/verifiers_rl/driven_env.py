@@ -30,6 +30,11 @@ from tinker_cookbook.rl.types import (
     StopReason,
 )
 
+WITHOUT_REWARD = (
+    "A failed rollout has no reward; rollout_max_retries= repeats it, rollout_error_tolerance=true "
+    "leaves it out"
+)
+
 
 class ModelCall(Protocol):
     """Call of the model by a program; calls of one episode run sequentially."""
@@ -135,17 +140,15 @@ class DrivenEnv(Env):
         """Waits for the next call or the end of the program; raises the program's error."""
         assert self._task is not None
         self._pending = None
-        waiting = asyncio.ensure_future(self._calls.get())
-        try:
-            await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
-            while waiting.done():
-                call = waiting.result()
-                if not call.response.cancelled():
-                    self._pending = call
-                    return call
-                # The caller no longer waits, so the response would be lost.
-                waiting = asyncio.ensure_future(self._calls.get())
+        while True:
+            waiting = asyncio.ensure_future(self._calls.get())
+            try:
                 await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
-            return self._task.result()
-        finally:
-            waiting.cancel()
+                if not waiting.done():
+                    return self._task.result()
+                # A caller that was cancelled no longer waits, so the response would be lost.
+                if not waiting.result().response.cancelled():
+                    self._pending = waiting.result()
+                    return self._pending
+            finally:
+                waiting.cancel()

@@ -82,7 +82,6 @@ async def evaluate(
 async def cli_main(config: CLIConfig) -> Results:
     """Runs the evaluation, prints its results and returns them."""
     config.check()
-    config.env_args()
     started = time.monotonic()
     connection = await asyncio.to_thread(config.connect)
     model = await open_sampling_model(connection, config)
@@ -143,11 +142,8 @@ def log_results(
 ) -> None:
     """Prints mean, standard error and range of the reward and of each metric, and one answer."""
     console = get_console()
-    console.print(
-        f"{vf_env_id}: {num_examples} tasks, {rollouts_per_example} rollouts each, {model_name}, "
-        f"{time_s:.1f} s",
-        soft_wrap=True,
-    )
+    sizes = f"{num_examples} tasks, {rollouts_per_example} rollouts each"
+    console.print(f"{vf_env_id}: {sizes}, {model_name}, {time_s:.1f} s", soft_wrap=True)
     table = Table("", "mean", "± standard error", "least", "most")
     for name, values in (("reward", results["reward"]), *sorted(results["metrics"].items())):
         # Rollouts of one task are correlated, so the standard error is computed from the tasks'

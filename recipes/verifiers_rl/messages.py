@@ -9,7 +9,7 @@ import tinker
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Message, Renderer, ensure_text
-from tinker_cookbook.renderers.core.messages import get_text_content, normalize_messages
+from tinker_cookbook.renderers.core.messages import normalize_messages, openai_message
 from tinker_cookbook.third_party.openai_compat import openai_tools_to_tinker
 
 _FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls", "reasoning_content")
@@ -44,12 +44,6 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name: message[name] for name in _FIELDS if message.get(name) is not None}
     content = plain.setdefault("content", "")
     if isinstance(content, list):
-        kinds = {part.get("type") for part in content} - {"text"}
-        if kinds:
-            raise ConfigurationError(
-                f"messages: got parts of type {', '.join(map(str, kinds))}, expected text; the "
-                "environment cannot be used with a model of text"
-            )
         plain["content"] = "".join(part["text"] for part in content)
     return plain
 
@@ -59,23 +53,8 @@ def openai_fields(message: Message) -> dict[str, Any]:
 
     Calls that cannot be parsed stay text, so that the environment sees what the model wrote.
     """
-    unparsed = "".join(call.raw_text for call in message.get("unparsed_tool_calls", []))
-    fields: dict[str, Any] = {
-        "role": "assistant",
-        "content": get_text_content(message) + unparsed,
-    }
-    content = message["content"]
-    if not isinstance(content, str):
-        thinking = "".join(part["thinking"] for part in content if part["type"] == "thinking")
-        if thinking:
-            fields["reasoning_content"] = thinking
-    if calls := message.get("tool_calls"):
-        fields["tool_calls"] = [
-            {
-                "id": call.id or f"call_{i}",
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
-            }
-            for i, call in enumerate(calls)
-        ]
+    fields = openai_message(message)
+    fields["content"] += "".join(call.raw_text for call in message.get("unparsed_tool_calls", []))
+    for i, call in enumerate(fields.get("tool_calls", ())):
+        call.setdefault("id", f"call_{i}")
     return fields

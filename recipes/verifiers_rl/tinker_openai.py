@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import tinker
 from openai import AsyncOpenAI
@@ -24,16 +24,18 @@ from openai.types.completion import Completion
 from tinker_cookbook.backends.protocols import SamplingClient
 from tinker_cookbook.completers import StopCondition, TinkerTokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.recipes.verifiers_rl.driven_env import ModelCall
 from tinker_cookbook.recipes.verifiers_rl.messages import openai_fields, prompt_of
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _DEFAULT_MAX_TOKENS = 128
 _SAMPLING = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed", "stop")
-# Parameters without an effect on the tokens: responses have all of their information anyway.
+# Parameters that are no settings of the sampling; responses have all of their information anyway.
 _IGNORED = (
     "logprobs", "top_logprobs", "return_token_ids", "return_tokens_as_token_ids", "user",
     "metadata", "store", "timeout", "extra_headers", "skip_special_tokens",
+    "model", "messages", "prompt", "tools", "extra_body",
 )  # fmt: skip
 
 
@@ -86,21 +88,17 @@ def _settings_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     arguments = {**arguments, **(arguments.get("extra_body") or {})}
     settings: dict[str, Any] = {}
     for name, value in arguments.items():
-        neutral = value is None or value in ([], {}, False) or (name == "n" and value == 1)
-        if name in ("model", "messages", "prompt", "tools", "extra_body") or name in _IGNORED:
-            continue
-        if name in _SAMPLING:
+        if name in _SAMPLING and value is not None:
             settings[name] = value
-        elif not neutral:
-            hint = nearest(name, [*_SAMPLING, *_IGNORED]) or "; leave it out"
+        elif name not in _IGNORED and value and (name, value) != ("n", 1):
             raise ConfigurationError(
-                f"{name}: got {value!r}, which TinkerAsyncOpenAIClient does not support{hint}"
+                f"{name}: got {value!r}, which TinkerAsyncOpenAIClient does not support"
+                f"{nearest(name, _SAMPLING) or '; leave it out'}"
             )
     # The newer name has precedence, as in OpenAI's API.
-    newer = settings.pop("max_completion_tokens", None)
-    if newer is not None:
+    if newer := settings.pop("max_completion_tokens", None):
         settings["max_tokens"] = newer
-    return {name: value for name, value in settings.items() if value is not None}
+    return settings
 
 
 def _stop_of(given: str | list[str] | None, default: StopCondition) -> StopCondition:
@@ -109,17 +107,24 @@ def _stop_of(given: str | list[str] | None, default: StopCondition) -> StopCondi
     return [given] if isinstance(given, str) else given
 
 
-def _usage(prompt: list[int], response: TokensWithLogprobs) -> dict[str, int]:
+def _fields(
+    kind: str, model: str, prompt: list[int], response: TokensWithLogprobs, choice: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the fields of a completion; fields of vLLM's server, which OpenAI's types lack, stay
+    as extras."""
     sampled = len(response.tokens)
+    finish = "length" if response.stop_reason == "length" else "stop"
     return {
-        "prompt_tokens": len(prompt),
-        "completion_tokens": sampled,
-        "total_tokens": len(prompt) + sampled,
+        "id": f"{kind}-{secrets.token_hex(12)}",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [{"index": 0, "finish_reason": finish, "token_ids": response.tokens, **choice}],
+        "usage": {
+            "prompt_tokens": len(prompt),
+            "completion_tokens": sampled,
+            "total_tokens": len(prompt) + sampled,
+        },
     }
-
-
-def _finish_reason(response: TokensWithLogprobs) -> str:
-    return "length" if response.stop_reason == "length" else "stop"
 
 
 class TinkerChatCompletions(OpenAIAsyncChatCompletions):
@@ -130,39 +135,23 @@ class TinkerChatCompletions(OpenAIAsyncChatCompletions):
 
     async def create(self, *args: Any, **kwargs: Any) -> ChatCompletion:  # type: ignore[override]
         """Returns the next message of ``messages``, with tools if the chat format has them."""
-        if kwargs.get("stream"):
-            raise ConfigurationError(
-                "stream=True: TinkerAsyncOpenAIClient returns whole chat completions; leave "
-                "stream out"
-            )
         settings, renderer = _settings_of(kwargs), self._parent.renderer
         prompt = prompt_of(renderer, kwargs.get("messages", []), kwargs.get("tools"))
         stop = _stop_of(settings.pop("stop", None), renderer.get_stop_sequences())
         response = await self._parent.sample(prompt, stop, settings)
         message = openai_fields(renderer.parse_response(response.tokens)[0])
-        finish = _finish_reason(response)
-        if message.get("tool_calls") and finish == "stop":
-            finish = "tool_calls"
         content = [
             {"token": f"token_id:{token}", "logprob": logprob, "top_logprobs": []}
             for token, logprob in zip(response.tokens, response.logprobs, strict=True)
         ]
-        choice = {"index": 0, "message": message, "finish_reason": finish}
-        prompt_ids = prompt.to_ints()
-        completion = ChatCompletion.model_validate(
-            {
-                "id": f"chatcmpl-{secrets.token_hex(12)}",
-                "object": "chat.completion",
-                "created": int(time.time()),
-                "model": kwargs.get("model", "tinker"),
-                "choices": [{**choice, "logprobs": {"content": content}}],
-                "usage": _usage(prompt_ids, response),
-            }
+        choice: dict[str, Any] = {"message": message, "logprobs": {"content": content}}
+        if message.get("tool_calls") and response.stop_reason != "length":
+            choice["finish_reason"] = "tool_calls"
+        ids, model = prompt.to_ints(), kwargs.get("model", "tinker")
+        fields = _fields("chatcmpl", model, ids, response, choice)
+        return ChatCompletion.model_validate(
+            {**fields, "object": "chat.completion", "prompt_token_ids": ids}
         )
-        # Fields of vLLM's server that OpenAI's types lack.
-        object.__setattr__(completion, "prompt_token_ids", prompt_ids)
-        object.__setattr__(completion.choices[0], "token_ids", response.tokens)
-        return completion
 
 
 class TinkerCompletions(OpenAIAsyncCompletions):
@@ -183,23 +172,12 @@ class TinkerCompletions(OpenAIAsyncCompletions):
         response = await self._parent.sample(tinker.ModelInput.from_ints(ids), stop, settings)
         names = [f"token_id:{token}" for token in response.tokens]
         choice = {
-            "index": 0,
             "text": tokenizer.decode(response.tokens),
-            "finish_reason": _finish_reason(response),
             "logprobs": {"tokens": names, "token_logprobs": response.logprobs},
+            "prompt_token_ids": ids,
         }
-        completion = Completion.model_validate(
-            {
-                "id": f"cmpl-{secrets.token_hex(12)}",
-                "object": "text_completion",
-                "created": int(time.time()),
-                "model": kwargs.get("model", "tinker"),
-                "choices": [choice],
-                "usage": _usage(ids, response),
-            }
-        )
-        object.__setattr__(completion.choices[0], "prompt_token_ids", ids)
-        object.__setattr__(completion.choices[0], "token_ids", response.tokens)
+        fields = _fields("cmpl", kwargs.get("model", "tinker"), ids, response, choice)
+        completion = Completion.model_validate({**fields, "object": "text_completion"})
         return TinkerAsyncCompletionStream(completion) if stream else completion
 
 
@@ -213,6 +191,21 @@ class TinkerAsyncChat(OpenAIAsyncChat):
     def completions(self) -> OpenAIAsyncChatCompletions:
         """``chat.completions``."""
         return TinkerChatCompletions(self._parent)
+
+
+class DrivenOpenAIClient(TinkerAsyncOpenAIClient):
+    """Client of one rollout, whose calls the loop answers that runs it; of a call's settings only
+    ``stop`` has an effect."""
+
+    def __init__(self, call: ModelCall, renderer: Renderer, tokenizer: Tokenizer) -> None:
+        super().__init__(cast(Any, None), renderer, tokenizer)
+        self._call = call
+
+    async def sample(
+        self, prompt: tinker.ModelInput, stop: StopCondition, settings: Mapping[str, Any]
+    ) -> TokensWithLogprobs:
+        """Returns the response that the loop samples."""
+        return await self._call(prompt, stop)
 
 
 class TinkerAsyncCompletionStream(AsyncStream[Completion]):

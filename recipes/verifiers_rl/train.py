@@ -14,13 +14,13 @@ share of 0.08 to 1.00 in 20 steps, 35 s on one core.
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from typing import Any
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, install_command
 from tinker_cookbook.recipes.start import DEMO_MODEL
-from tinker_cookbook.recipes.verifiers_rl.library import has_v1
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -41,10 +41,6 @@ class VerifiersSettings:
     dataset_seed: int | None = chz.field(
         default=None, doc="Seed to shuffle the tasks of 0.1.9 before dataset_n is applied"
     )
-    direct: str = chz.field(
-        default="auto",
-        doc="Score one-turn tasks of 0.4 without the library's runtime: auto, always, never",
-    )
     max_concurrent_generation: int = chz.field(
         default=-1, doc="Concurrent rollouts of a group (0.1.9); -1: all"
     )
@@ -55,17 +51,28 @@ class VerifiersSettings:
     def env_args(self) -> dict[str, Any]:
         """Returns ``vf_env_args``; raises ``ConfigurationError`` if it is not a JSON object."""
         try:
-            arguments = json.loads(self.vf_env_args or "{}")
-        except json.JSONDecodeError as error:
-            raise ConfigurationError(
-                f"vf_env_args: got {self.vf_env_args!r}, expected a JSON object: {error}"
-            ) from error
-        if not isinstance(arguments, dict):
+            return dict(json.loads(self.vf_env_args or "{}"))
+        except (ValueError, TypeError) as error:
             raise ConfigurationError(
                 f"vf_env_args: got {self.vf_env_args!r}, expected a JSON object such as "
-                '{"split": "train"}'
-            )
-        return arguments
+                f'{{"split": "train"}} ({error})'
+            ) from error
+
+
+def has_v1() -> bool:
+    """Returns whether the installed verifiers has the interface of 0.4.
+
+    Raises:
+        ConfigurationError: It is not installed.
+    """
+    try:
+        return not metadata.version("verifiers").startswith("0.1.")
+    except metadata.PackageNotFoundError as error:
+        raise ConfigurationError(
+            "verifiers environments need the package verifiers, which is not installed; for "
+            f"environments of version 0.4 (tasksets) run: {install_command('verifiers')}"
+            f", for older ones (load_environment): {install_command('verifiers-legacy')}"
+        ) from error
 
 
 @chz.chz
@@ -101,14 +108,9 @@ def dataset_builder(
     batches.
 
     Raises:
-        ConfigurationError: verifiers is not installed, or a setting belongs to the other
-            generation.
+        ConfigurationError: verifiers is not installed, or ``vf_env_args`` is no JSON object.
     """
     arguments, group_size = cli.env_args(), shape.pop("group_size")
-    if cli.direct not in ("auto", "always", "never"):
-        raise ConfigurationError(
-            f"direct: got {cli.direct!r}, expected 'auto', 'always' or 'never'"
-        )
     if not has_v1():
         from tinker_cookbook.recipes.verifiers_rl import verifiers_env
 
@@ -129,17 +131,12 @@ def dataset_builder(
         )
     from tinker_cookbook.recipes.verifiers_rl.v1 import env
 
-    if cli.dataset_seed is not None:
-        raise ConfigurationError(
-            "dataset_seed: this is a setting of verifiers 0.1.9; with 0.4, set seed="
-        )
     spec = env.VerifiersSpec(
         taskset_id=cli.vf_env_id,
         settings=json.dumps(arguments),
         model_name=model_name,
         renderer_name=renderer_name,
         num_tasks=cli.dataset_n,
-        direct=cli.direct,  # type: ignore[arg-type]
     )
     return env.VerifiersTaskDatasetBuilder(spec=spec, group_size=group_size, **shape)
 

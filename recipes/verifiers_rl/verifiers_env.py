@@ -22,7 +22,12 @@ import tinker
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataValidationError
 from tinker_cookbook.model_info import resolve_renderer_name
-from tinker_cookbook.recipes.verifiers_rl.driven_env import DrivenEnv, ModelCall, ProgramResult
+from tinker_cookbook.recipes.verifiers_rl.driven_env import (
+    WITHOUT_REWARD,
+    DrivenEnv,
+    ModelCall,
+    ProgramResult,
+)
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.types import (
@@ -71,15 +76,13 @@ def convert_states_to_trajectory_group(states: list[vf.State]) -> TrajectoryGrou
             returns token ids, such as ``TinkerAsyncOpenAIClient``.
     """
     trajectories: list[Trajectory] = []
-    for i, state in enumerate(states):
+    for state in states:
         steps = state.get("trajectory") or []
         turns = []
         for j, step in enumerate(steps):
-            tokens = step.get("tokens")
-            if tokens is None:
+            if (tokens := step.get("tokens")) is None:
                 raise DataValidationError(
-                    f"state {i}, step {j}: got no tokens, expected prompt_ids, completion_ids and "
-                    "completion_logprobs; use a client that returns token ids"
+                    f"step {j}: got no tokens; use a client that returns token ids"
                 )
             action = TokensWithLogprobs(
                 list(tokens["completion_ids"]),
@@ -133,7 +136,7 @@ class LegacyVerifiersEnv(DrivenEnv):
         renderer = get_renderer(name, tokenizer)
 
         async def program(call: ModelCall) -> ProgramResult:
-            from tinker_cookbook.recipes.verifiers_rl.driven_client import DrivenOpenAIClient
+            from tinker_cookbook.recipes.verifiers_rl.tinker_openai import DrivenOpenAIClient
 
             (given,) = builder.get_rollout_inputs(1)
             client = DrivenOpenAIClient(call, renderer, tokenizer)
@@ -143,9 +146,7 @@ class LegacyVerifiersEnv(DrivenEnv):
                 error = state["error"]
                 raise BackendError(
                     f"{builder.task}, example {builder.example_id} failed: "
-                    f"{type(error).__name__}: {error.__cause__ or error}. A failed rollout has no "
-                    "reward; rollout_max_retries= repeats it, rollout_error_tolerance=true leaves "
-                    "it out"
+                    f"{type(error).__name__}: {error.__cause__ or error}. {WITHOUT_REWARD}"
                 ) from error
             self.state = state
             return ProgramResult(0.0, stop_reason=stop_reason_of(state))
@@ -190,23 +191,14 @@ class VerifiersEnvGroupBuilder(EnvGroupBuilder):
 
     @property
     def settings(self) -> VerifiersRollouts:
-        """How the group is run; raises ``ConfigurationError`` if the builder has no settings."""
-        if self.rollouts is None:
-            raise ConfigurationError(
-                "rollouts: got None, expected VerifiersRollouts with the model's name, which the "
-                "rollouts of a VerifiersEnvGroupBuilder need"
-            )
+        """How the group is run."""
+        assert self.rollouts is not None, "rollouts: expected VerifiersRollouts"
         return self.rollouts
 
     def get_rollout_inputs(self, group_size: int) -> list[vf.RolloutInput]:
         """Returns the library's input of a rollout, ``group_size`` times."""
-        fields = {
-            "prompt": self.prompt,
-            "answer": self.answer,
-            "task": self.task,
-            "info": self.info,
-            "example_id": self.example_id,
-        }
+        names = ("prompt", "answer", "task", "info", "example_id")
+        fields = {name: getattr(self, name) for name in names}
         return [vf.RolloutInput(**fields) for _ in range(group_size)]
 
     async def make_envs(self) -> Sequence[Env]:

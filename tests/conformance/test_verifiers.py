@@ -18,14 +18,8 @@ CHECKS = Path(__file__).resolve().parent / "verifiers_checks"
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        (
-            "v1",
-            ["direct_path", "turns", "tools", "failures", "served", "documented", "learning"],
-        ),
-        (
-            "legacy",
-            ["rollouts", "own_client", "failures", "learning"],
-        ),
+        ("v1", ["one_turn", "turns", "tools", "failures", "served", "documented", "learning"]),
+        ("legacy", ["rollouts", "own_client", "failures", "learning"]),
     ],
 )
 def test_rollouts_are_exact_and_train(

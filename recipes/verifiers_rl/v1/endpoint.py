@@ -8,17 +8,14 @@ each rollout, so concurrent rollouts get the policy and the random numbers of th
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import tinker
 from aiohttp import web
 
 from tinker_cookbook.completers import StopCondition
-from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.recipes.verifiers_rl.driven_env import ModelCall
 
 MODEL = "policy"
@@ -73,27 +70,14 @@ class TokenEndpoint:
         prompt = tinker.ModelInput.from_ints(body["token_ids"])
         stop = session.stop_of(body["sampling_params"]["stop_token_ids"])
         response = await session.call(prompt, stop, trained=session.trained())
-        return web.json_response(generate_response(response.tokens, response.maybe_logprobs,
-                                                   response.stop_reason))  # fmt: skip
-
-
-def generate_response(
-    tokens: list[int], logprobs: list[float] | None, stop_reason: str
-) -> dict[str, Any]:
-    """Returns the body of a response of ``/inference/v1/generate``."""
-    if logprobs is None or not all(map(math.isfinite, logprobs)):
-        raise BackendError(
-            "the policy returned no finite log-probability for a token, and verifiers needs one "
-            "for each; sample with a completer that returns them"
-        )
-    content = [
-        {"token": f"token_id:{token}", "logprob": logprob}
-        for token, logprob in zip(tokens, logprobs, strict=True)
-    ]
-    choice = {
-        "index": 0,
-        "token_ids": tokens,
-        "finish_reason": "length" if stop_reason == "length" else "stop",
-        "logprobs": {"content": content},
-    }
-    return {"request_id": secrets.token_hex(8), "choices": [choice]}
+        content = [
+            {"token": f"token_id:{token}", "logprob": logprob}
+            for token, logprob in zip(response.tokens, response.logprobs, strict=True)
+        ]
+        choice = {
+            "index": 0,
+            "token_ids": response.tokens,
+            "finish_reason": "length" if response.stop_reason == "length" else "stop",
+            "logprobs": {"content": content},
+        }
+        return web.json_response({"request_id": secrets.token_hex(8), "choices": [choice]})

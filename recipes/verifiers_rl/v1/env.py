@@ -1,7 +1,6 @@
 """Environments of verifiers 0.4 in our loop: tasks as groups, rollouts as episodes.
 
-A task that only has a prompt and rewards takes the direct path (``single_turn``). Every other
-environment runs with the library's own code, with tools, users, several agents. Its model calls go
+The library's own code runs the environment, with tools, users, several agents. Its model calls go
 to an endpoint in this process, which turns them into observations of a ``DrivenEnv``.
 """
 
@@ -16,12 +15,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import chz
 import verifiers.v1 as vf
 from verifiers.v1.clients import ModelContext
-from verifiers.v1.configs.agent import AgentConfig, agent_config_fields
+from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.configs.client import TrainClientConfig
 from verifiers.v1.utils.loaders import (
     default_harness_id,
@@ -31,7 +30,7 @@ from verifiers.v1.utils.loaders import (
 )
 
 from tinker_cookbook.completers import StopCondition
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.verifiers_rl.driven_env import DrivenEnv, ModelCall, ProgramResult
 from tinker_cookbook.recipes.verifiers_rl.v1.endpoint import MODEL, Session, TokenEndpoint
 from tinker_cookbook.recipes.verifiers_rl.v1.harness import HARNESS_ID
@@ -40,12 +39,9 @@ from tinker_cookbook.recipes.verifiers_rl.v1.renderer import (
     renderer_for,
     tokenizer_folder,
 )
-from tinker_cookbook.recipes.verifiers_rl.v1.single_turn import SingleTurnEnv, why_not_single_turn
 from tinker_cookbook.recipes.verifiers_rl.v1.traces import result_of_episode
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
-
-DirectPath: TypeAlias = Literal["auto", "always", "never"]
 
 
 @chz.chz
@@ -57,9 +53,6 @@ class VerifiersSpec:
     model_name: str = chz.field(doc="Model whose tokenizer and chat format are used")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     num_tasks: int = chz.field(default=-1, doc="Number of tasks; the first ones are used; -1: all")
-    direct: DirectPath = chz.field(
-        default="auto", doc="Direct path of one-turn tasks: auto, always or never"
-    )
 
 
 def env_config(taskset_id: str, settings: dict[str, Any]) -> Any:
@@ -112,10 +105,7 @@ def tasks_of(spec: VerifiersSpec) -> Sequence[Any]:
             f"dataset_n: got {spec.num_tasks}, expected the number of tasks to use, since "
             f"{type(taskset).__name__} generates them endlessly"
         )
-    tasks = list(taskset)
-    if not tasks:
-        raise DataValidationError(f"vf_env_id: the taskset {spec.taskset_id} has no tasks")
-    return tasks
+    return list(taskset)
 
 
 @dataclass
@@ -218,23 +208,9 @@ class VerifiersTaskGroupBuilder(EnvGroupBuilder):
         return [await self.make_env(i) for i in range(self.num_envs)]
 
     async def make_env(self, index: int) -> Env:
-        """Returns an environment on the direct path, if the task can take it."""
-        spec, env = self.spec, environment(self.spec)
-        task = tasks_of(spec)[self.index]
-        if spec.direct != "never":
-            reason = why_not_single_turn(env, task)
-            if reason is None:
-                (agent_config,) = agent_config_fields(env.config).values()
-                renderer = renderer_for(spec.model_name, spec.renderer_name)
-                return SingleTurnEnv(task, agent_config, renderer)
-            if spec.direct == "always":
-                raise ConfigurationError(
-                    f"direct: got 'always', but {spec.taskset_id} cannot use the direct path: "
-                    f"{reason}; use auto or never"
-                )
-        driven = VerifiersEnv(spec, task)
-        self._driven.append(driven)
-        return driven
+        """Returns one environment; all of the group are alike."""
+        self._driven.append(VerifiersEnv(self.spec, tasks_of(self.spec)[self.index]))
+        return self._driven[-1]
 
     async def cleanup(self) -> None:
         """Cancels rollouts that the loop has ended before their program."""

@@ -120,12 +120,6 @@ def renderer_for(model_name: str, renderer_name: str | None) -> Renderer:
     return get_renderer(name, get_tokenizer(model_name))
 
 
-def stop_texts(model_name: str, renderer_name: str | None) -> list[str]:
-    """Returns the stop strings of a chat format, which requests need besides its stop tokens."""
-    stops = renderer_for(model_name, renderer_name).get_stop_sequences()
-    return [stop for stop in stops if isinstance(stop, str)]
-
-
 def custom_renderer(model_name: str, renderer_name: str | None) -> CustomRendererConfig:
     """Returns the ``renderer`` of a ``TrainClientConfig`` that renders as this package does."""
     fields: dict[str, Any] = {"model_name": model_name, "renderer_name": renderer_name}

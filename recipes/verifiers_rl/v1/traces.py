@@ -16,7 +16,7 @@ import tinker
 
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import BackendError, DataValidationError
-from tinker_cookbook.recipes.verifiers_rl.driven_env import ProgramResult
+from tinker_cookbook.recipes.verifiers_rl.driven_env import WITHOUT_REWARD, ProgramResult
 from tinker_cookbook.rl.types import Metrics, StopReason, Trajectory, Transition
 
 _STOP_REASONS = {
@@ -36,7 +36,7 @@ def trajectories_of_trace(trace: Any) -> list[Trajectory]:
     trained in the first one only.
 
     Raises:
-        DataValidationError: A branch has no tokens, or not one log-probability for each token.
+        DataValidationError: A branch has no tokens.
     """
     trajectories, seen = [], set()
     for branch in trace.branches:
@@ -45,12 +45,6 @@ def trajectories_of_trace(trace: Any) -> list[Trajectory]:
         turns: list[Transition] = []
         before: list[int] = []
         for node in branch.nodes:
-            sampled = sum(node.mask)
-            if len(node.logprobs) != sampled:
-                raise DataValidationError(
-                    f"trace {trace.id}: a message has {sampled} sampled tokens and "
-                    f"{len(node.logprobs)} log-probabilities, expected one for each"
-                )
             spans = _spans(node.token_ids, node.mask)
             logprobs = list(node.logprobs)
             for tokens, is_sampled in spans:
@@ -60,8 +54,7 @@ def trajectories_of_trace(trace: Any) -> list[Trajectory]:
                     ob = tinker.ModelInput.from_ints(before)
                     turns.append(Transition(ob, action, 0.0, False, masked=id(node) in seen))
                 before = [*before, *tokens]
-            if sampled:
-                seen.add(id(node))
+            seen.add(id(node))
         if not turns:
             raise DataValidationError(
                 f"trace {trace.id}: a branch has no sampled tokens; only a train client "
@@ -103,10 +96,7 @@ def result_of_episode(episode: Any, where: str) -> ProgramResult:
     if not episode.ok:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         last = f"{errors[-1].type}: {errors[-1].message}" if errors else "no error was recorded"
-        raise BackendError(
-            f"{where} failed: {last}. A failed episode has no reward; rollout_max_retries= "
-            "repeats it, rollout_error_tolerance=true leaves it out"
-        )
+        raise BackendError(f"{where} failed: {last}. {WITHOUT_REWARD}")
     trained = [trace for trace in episode.traces if trace.agent.trainable] or episode.traces
     totals: dict[str, list[float]] = {}
     for trace in trained:

@@ -26,7 +26,6 @@ from tinker_cookbook.recipes.verifiers_rl import evaluate, train
 from tinker_cookbook.recipes.verifiers_rl.v1 import env as v1
 from tinker_cookbook.recipes.verifiers_rl.v1.renderer import (
     custom_renderer,
-    stop_texts,
     tokenizer_folder,
 )
 from tinker_cookbook.recipes.verifiers_rl.v1.traces import trajectories_of_trace
@@ -37,15 +36,14 @@ MODEL, URL, FOLDER, TOKENIZER = sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys
 GROUP = 4
 
 
-def spec(name: str, direct: str = "auto", **settings) -> v1.VerifiersSpec:
+def spec(name: str, **settings) -> v1.VerifiersSpec:
     return v1.VerifiersSpec(
-        taskset_id=name, model_name=MODEL, renderer_name="role_colon", direct=direct,
-        settings=json.dumps(settings),
-    )  # fmt: skip
+        taskset_id=name, model_name=MODEL, renderer_name="role_colon", settings=json.dumps(settings)
+    )
 
 
 async def group_of(chosen: v1.VerifiersSpec, policy):
-    """Runs a group; returns it, its environments, and the seconds that it took."""
+    """Runs a group; returns it and its environments."""
     builder, kept = v1.VerifiersTaskGroupBuilder(chosen, 0, GROUP), []
     make = builder.make_envs
 
@@ -54,8 +52,7 @@ async def group_of(chosen: v1.VerifiersSpec, policy):
         return kept
 
     builder.make_envs = make_envs
-    started = time.monotonic()
-    return await do_group_rollout(builder, policy), kept, time.monotonic() - started
+    return await do_group_rollout(builder, policy), kept
 
 
 def turns_of(trajectory, *, trained=True):
@@ -79,38 +76,22 @@ async def check_scores(client, trajectories) -> None:
     assert count > 50, count
 
 
-async def direct_path(client, policy) -> None:
-    direct, direct_envs, _ = await group_of(spec("story_letters"), policy)
-    driven, driven_envs, _ = await group_of(spec("story_letters", "never"), policy)
-    assert [type(one).__name__ for one in direct_envs] == ["SingleTurnEnv"] * GROUP
-    assert [type(one).__name__ for one in driven_envs] == ["VerifiersEnv"] * GROUP
-    assert direct.get_total_rewards() == driven.get_total_rewards()
-    assert len(set(direct.get_total_rewards())) > 1
-    for ours, theirs in zip(direct.trajectories_G, driven.trajectories_G, strict=True):
-        assert turns_of(ours) == turns_of(theirs)
-        assert ours.transitions[-1].metrics == theirs.transitions[-1].metrics
-        assert set(ours.transitions[-1].metrics) == {"length", "reward/share"}
-    for i in range(GROUP):
-        (recorded,) = driven_envs[i].episode.traces
-        for trace in (direct_envs[i].trace, recorded):
-            (found,) = trajectories_of_trace(trace)
-            assert turns_of(found) == turns_of(driven.trajectories_G[i])
-            assert found.reward == driven.get_total_rewards()[i] == trace.reward
-        ours = direct_envs[i].trace.model_dump(exclude={"id", "timing", "agent", "calls"})
-        theirs = recorded.model_dump(exclude={"id", "timing", "agent", "calls"})
-        for record in (ours, theirs):
-            for node in record["nodes"]:
-                del node["timestamp"]
-        assert ours == theirs
-    await check_scores(client, driven.trajectories_G)
-    # Both once more, warm: what a rollout costs.
-    _, _, fast = await group_of(spec("story_letters"), policy)
-    _, _, slow = await group_of(spec("story_letters", "never"), policy)
-    print(f"seconds for {GROUP} rollouts: direct {fast:.3f}, by the library {slow:.3f}")
+async def one_turn(client, policy) -> None:
+    group, envs = await group_of(spec("story_letters"), policy)
+    assert len(set(group.get_total_rewards())) > 1
+    for trajectory, one, reward in zip(
+        group.trajectories_G, envs, group.get_total_rewards(), strict=True
+    ):
+        assert set(trajectory.transitions[-1].metrics) == {"length", "reward/share"}
+        (trace,) = one.episode.traces
+        (found,) = trajectories_of_trace(trace)
+        assert turns_of(found) == turns_of(trajectory)
+        assert found.reward == reward == trace.reward
+    await check_scores(client, group.trajectories_G)
 
 
 async def turns(client, policy) -> None:
-    group, envs, _ = await group_of(spec("story_turns"), policy)
+    group, envs = await group_of(spec("story_turns"), policy)
     for trajectory, one, reward in zip(
         group.trajectories_G, envs, group.get_total_rewards(), strict=True
     ):
@@ -146,7 +127,7 @@ async def tools(client, policy) -> None:
     chosen = v1.VerifiersSpec(
         taskset_id="sum_tools", model_name=TOKENIZER, renderer_name="qwen3_disable_thinking"
     )
-    group, envs, _ = await group_of(chosen, Caller())
+    group, envs = await group_of(chosen, Caller())
     assert group.get_total_rewards() == [1.0] * GROUP
     for trajectory, one in zip(group.trajectories_G, envs, strict=True):
         second = trajectory.transitions[1]
@@ -163,7 +144,6 @@ async def failures(client, policy) -> None:
     for wrong, names in (
         (spec("no_such_taskset"), "no_such_taskset"),
         (spec("story_letters", taskset={"leter": "a"}), "leter"),
-        (spec("story_turns", "always"), "several agents"),
     ):
         with pytest.raises(ConfigurationError, match=names):
             await v1.VerifiersTaskGroupBuilder(wrong, 0, 1).make_envs()
@@ -175,7 +155,7 @@ async def served(client, policy) -> None:
         base_url=f"{URL}/v1", api_key_var="KEY", renderer=custom_renderer(MODEL, "role_colon"),
         renderer_model_name=tokenizer_folder(MODEL),
     )  # fmt: skip
-    sampling = vf.Sampling(max_tokens=20, temperature=0.9, stop=stop_texts(MODEL, "role_colon"))
+    sampling = vf.Sampling(max_tokens=20, temperature=0.9, stop=["\n\nUser:"])
     chosen = spec("story_turns")
     environment = v1.environment(chosen)
     async with environment.serving():
@@ -245,7 +225,7 @@ async def documented(client, policy) -> None:
     (FOLDER / "documented_letters.py").write_text(taskset)
     sys.path.insert(0, str(FOLDER))
     chosen = spec("documented_letters")
-    group, _, _ = await group_of(chosen, policy)
+    group, _ = await group_of(chosen, policy)
     assert set(group.trajectories_G[0].transitions[-1].metrics) == {"reward/share"}
     program = program.replace("http://127.0.0.1:8000", URL).replace("TINKER_API_KEY", "KEY")
     program = program.replace('"tinker://RUN/sampler_weights/NAME"', "MODEL")
@@ -263,7 +243,7 @@ async def main() -> None:
     connection = connect("local", device="cpu", dtype="float32")
     client = connection.service.create_sampling_client(base_model=MODEL)
     policy = TinkerTokenCompleter(client, max_tokens=16, seed=1)
-    for check in (direct_path, turns, tools, failures, served, documented, learning):
+    for check in (one_turn, turns, tools, failures, served, documented, learning):
         started = time.monotonic()
         await check(client, policy)
         print(f"ok {check.__name__} {time.monotonic() - started:.1f} s", flush=True)
