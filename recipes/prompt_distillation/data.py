@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import chz
 
 from tinker_cookbook.eval.answer_accuracy import AnswerAccuracyEvaluator
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+from tinker_cookbook.exceptions import DataFormatError
 from tinker_cookbook.recipes.prompt_distillation.create_data import run_folder
 from tinker_cookbook.recipes.prompt_distillation.tasks import Query, check_label
 from tinker_cookbook.renderers import Message, get_text_content
@@ -20,58 +19,48 @@ from tinker_cookbook.run.jsonl import read_rows
 from tinker_cookbook.supervised.conversation_file import ChatDataset, naming, read_conversations
 from tinker_cookbook.supervised.json_files import json_lines
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
+from tinker_cookbook.training.config import number
 
 
 @dataclass
 class AnsweredQuery:
-    """A query, without the teacher's prompt, and the teacher's answers to it."""
+    """A query, without the teacher's prompt, and the teacher's answer if it was kept."""
 
     question: list[Message]
     group: str
     label: str | None
-    conversations: list[list[Message]] = field(default_factory=list)
-    """One per kept answer."""
+    answer: Message | None = None
 
     @property
     def teacher(self) -> str | None:
-        """The teacher's most frequent answer; ``None`` if all were dropped."""
-        answers = Counter(get_text_content(messages[-1]).strip() for messages in self.conversations)
-        return answers.most_common(1)[0][0] if answers else None
+        """The text of the teacher's answer."""
+        return self.answer and get_text_content(self.answer).strip()
 
 
 def read_answers(path: str, labels: Collection[str] | None = None) -> list[AnsweredQuery]:
     """Returns the queries of a file that ``create_data`` made, also those with dropped answers.
 
-    Any file of conversations that end in an answer works too; rows may have ``id``, ``group`` and
+    Any file of conversations that end in an answer works too; rows may have ``group`` and
     ``label``. Raises ``DataError``, with the line, for an answer that is none of ``labels``.
     """
-    file = Path(path).expanduser()
-    found: dict[str, AnsweredQuery] = {}
+    found: list[AnsweredQuery] = []
     with naming("file_path"):
         conversations = read_conversations(path)
-    for (where, row), messages in zip(json_lines(file), conversations, strict=True):
+    rows = json_lines(Path(path).expanduser())
+    for (where, row), messages in zip(rows, conversations, strict=True):
         *question, answer = messages
         if answer["role"] != "assistant" or not question:
-            raise DataFormatError(
-                f"{where}: got {len(messages)} messages, the last of role {answer['role']!r}; "
-                "expected a question and then, last, the answer to learn"
-            )
+            raise DataFormatError(f"{where}: expected a question and then, last, the answer")
         # A wrong label would be learned, so the file is checked before anything is loaded.
         check_label(get_text_content(answer).strip(), where, "the answer", labels)
-        label = row.get("label")
-        check_label(label, where, "label", labels)
-        # Several answers to one query share an id. Files from elsewhere have none, so the text
-        # identifies the query.
-        key = row.get("id") or Query(repr(question)).id
-        query = found.setdefault(key, AnsweredQuery(question, row.get("group") or key, label))
-        query.conversations.append(messages)
+        check_label(row.get("label"), where, "label", labels)
+        group = row.get("group") or Query(repr(question)).id
+        found.append(AnsweredQuery(question, group, row.get("label"), answer))
     # A query without a kept answer is still evaluated: it counts as an error of the teacher.
     for row in read_rows(run_folder(path) / "dropped.jsonl"):
         question = [Message(role="user", content=row["query"])]
-        found.setdefault(
-            row["id"], AnsweredQuery(question, row.get("group") or row["id"], row.get("label"))
-        )
-    return list(found.values())
+        found.append(AnsweredQuery(question, row["group"] or row["id"], row["label"]))
+    return found
 
 
 @chz.chz
@@ -79,27 +68,19 @@ class DistilledDatasetBuilder(ChatDatasetBuilder):
     """Training data from a file of distilled conversations; whole groups are held out."""
 
     file_path: str = chz.field(doc="File that create_data made")
-    test_fraction: float = chz.field(default=0.25, doc="Share of the groups to hold out")
+    test_fraction: float = number(0.25, "Share of the groups to hold out", below=1)
     split_seed: int = chz.field(default=0, doc="Seed of the split")
     labels: list[str] | None = chz.field(default=None, doc="Valid answers; None: any")
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         """Reads, checks and splits the conversations."""
-        self.common_config.check()
-        train, test = self.split
-        batch_size = self.common_config.batch_size
-        # All kept answers to a query are trained on; the evaluation samples each query once.
-        rows = [row for query in train for row in query.conversations]
-        held_out = [row for query in test for row in query.conversations]
-        if batch_size > len(rows):
-            raise ConfigurationError(
-                f"batch_size: got {batch_size}, expected at most {len(rows)}, the number of "
-                f"conversations to train on in {self.file_path}"
-            )
-        train_set = ChatDataset(self, rows, batch_size)
-        if not held_out:
-            return train_set, None
-        return train_set, ChatDataset(self, held_out, min(batch_size, len(held_out)))
+        train, test = (
+            [[*query.question, query.answer] for query in part if query.answer is not None]
+            for part in self.split
+        )
+        size = self.common_config.batch_size
+        train_set = ChatDataset(self, train, size)
+        return train_set, ChatDataset(self, test, min(size, len(test))) if test else None
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
         """Returns the first ``n`` questions held out."""
@@ -108,17 +89,10 @@ class DistilledDatasetBuilder(ChatDatasetBuilder):
     @cached_property
     def split(self) -> tuple[list[AnsweredQuery], list[AnsweredQuery]]:
         """Queries to train on and held-out queries, in the order of the file; read once."""
-        if not 0 <= self.test_fraction < 1:
-            raise ConfigurationError(
-                f"test_fraction: got {self.test_fraction}, expected 0 or more and less than 1"
-            )
-        groups: dict[str, list[AnsweredQuery]] = defaultdict(list)
         everything = read_answers(self.file_path, self.labels)
-        for query in everything:
-            groups[query.group].append(query)
         # Whole groups are held out, because a translation of a training sentence is not new text.
         # Sorted, so that the split does not depend on the order of the file.
-        names = sorted(groups)
+        names = sorted({query.group for query in everything})
         random.Random(self.split_seed).shuffle(names)
         held_out = set(names[: round(self.test_fraction * len(names))])
         train = [query for query in everything if query.group not in held_out]
@@ -141,19 +115,14 @@ class StudentAccuracyBuilder:
     def __call__(self) -> AnswerAccuracyEvaluator:
         """Returns the evaluator."""
         held_out = self.dataset.split[1]
-        right = [query.label for query in held_out]
-        teacher = [query.teacher for query in held_out]
-        # The teacher's answers are in the file, so its accuracy needs no samples and is constant.
-        known = [pair for pair in zip(teacher, right, strict=True) if pair[1] is not None]
-        constants: dict[str, float] = {}
-        if known:
-            constants["teacher_accuracy"] = sum(answer == label for answer, label in known) / len(
-                known
-            )
+        known = [query.teacher == query.label for query in held_out if query.label is not None]
         return AnswerAccuracyEvaluator(
             [query.question for query in held_out],
-            {"agreement": teacher, "accuracy": right},
+            {
+                "agreement": [query.teacher for query in held_out],
+                "accuracy": [query.label for query in held_out],
+            },
             self.dataset.renderer,
             self.max_tokens,
-            constants=constants,
+            constants={"teacher_accuracy": sum(known) / len(known)} if known else None,
         )

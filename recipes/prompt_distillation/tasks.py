@@ -9,8 +9,6 @@ which so small a model can continue; the names become the same two letters.
 from __future__ import annotations
 
 import hashlib
-import json
-import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,19 +16,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tinker_cookbook.exceptions import (
-    ConfigurationError,
-    DataFormatError,
-    DataValidationError,
-    RendererError,
-    nearest,
-    nearest_sentence,
-)
-from tinker_cookbook.recipes.start import example_data
-from tinker_cookbook.renderers import Message, normalize_messages
+from tinker_cookbook.exceptions import DataFormatError, DataValidationError, nearest
+from tinker_cookbook.recipes.start import example_data, read_text
+from tinker_cookbook.renderers import Message
 from tinker_cookbook.supervised.json_files import json_lines
-
-logger = logging.getLogger(__name__)
 
 PLACEHOLDER = "{query}"
 LANGUAGE_NAMES = {
@@ -65,7 +54,6 @@ class Reason(StrEnum):
     """Why an answer is dropped."""
 
     CUT_OFF = "cut off"
-    EMPTY = "empty"
     NO_MATCH = "no match"
     UNKNOWN_LABEL = "unknown label"
 
@@ -81,11 +69,13 @@ class Task:
             None: all of it.
         labels: Possible answers (case is ignored), each with the student's target for it; None: any
             answer is its target.
+        max_tokens: Tokens after which an answer is cut.
     """
 
     messages: Sequence[Message]
     answer_regex: str | None = None
     labels: Mapping[str, str] | None = None
+    max_tokens: int = 1000
 
     def prompt(self, query: str) -> list[Message]:
         """Returns the teacher's prompt for a query."""
@@ -105,18 +95,16 @@ class Task:
         matches: then the rest does not matter.
         """
         text = answer.strip()
-        if not text:
-            return Reason.EMPTY
         if self.answer_regex is not None:
             match = re.search(self.answer_regex, text)
             if match is None:
                 # A truncated answer might have matched later, so the token limit is the reason.
                 return Reason.NO_MATCH if ended else Reason.CUT_OFF
             text = (match.group(1 if match.re.groups else 0) or "").strip()
-        elif not ended:
-            return Reason.CUT_OFF
+        elif not text or not ended:
+            return Reason.NO_MATCH if ended else Reason.CUT_OFF
         if self.labels is None:
-            return text or Reason.EMPTY
+            return text
         folded = {label.casefold(): target for label, target in self.labels.items()}
         return folded.get(text.casefold(), Reason.UNKNOWN_LABEL)
 
@@ -140,64 +128,22 @@ TASKS: Mapping[str, Task] = {
         # The first word only: what a small model writes after it is ignored.
         r"^\s*([A-Za-z]+)\b",
         {name: code for code, name in LANGUAGE_NAMES.items()},
+        max_tokens=5,
     ),
 }
 
 
-def find_task(name: str | None, prompt_file: str | None = None) -> Task:
-    """Returns the task of that name, or one with the prompt of a file.
-
-    A ``.json`` file holds a list of messages, such as worked examples. Any other file is text: a
-    user message if it has ``{query}`` in it, else a system message.
-    """
-    if prompt_file is not None:
-        return Task(_read_prompt(Path(prompt_file).expanduser()))
-    if name is None or name not in TASKS:
-        raise ConfigurationError(
-            f"task: got {name!r}, expected one of {', '.join(TASKS)}"
-            f"{nearest_sentence(str(name), TASKS)} For your own prompt set teacher_prompt_file=…"
-        )
-    return TASKS[name]
-
-
-def _read_prompt(file: Path) -> list[Message]:
-    try:
-        text = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataValidationError(
-            f"teacher_prompt_file: {file} cannot be read ({error}); expected a UTF-8 text file, or "
-            "a .json file with a list of messages"
-        ) from error
-    if not text:
-        raise DataValidationError(f"teacher_prompt_file: {file} is empty, expected instructions")
-    if file.suffix != ".json":
-        return [Message(role="user" if PLACEHOLDER in text else "system", content=text)]
-    try:
-        raw: Any = json.loads(text)
-        messages = normalize_messages(raw if isinstance(raw, list) else [])
-    except (ValueError, RendererError) as error:
-        raise DataFormatError(f"teacher_prompt_file: {file}: {error}") from error
-    if not messages or not all(isinstance(message["content"], str) for message in messages):
-        raise DataFormatError(
-            f"teacher_prompt_file: {file}: expected a list of messages with text, such as "
-            '[{"role": "system", "content": "…"}, …]'
-        )
-    return messages
+def prompt_of_file(path: str) -> Task:
+    """Returns a task with the prompt of a text file: a user message if it has ``{query}`` in it,
+    else a system message."""
+    text = read_text(path, "teacher_prompt_file").strip()
+    return Task([Message(role="user" if PLACEHOLDER in text else "system", content=text)])
 
 
 def parse_labels(text: str) -> dict[str, str]:
     """Parses ``positive,negative``, or ``Good=positive`` for the target positive of Good."""
-    labels: dict[str, str] = {}
-    for part in text.split(","):
-        answer, equals, target = (piece.strip() for piece in part.partition("="))
-        target = target if equals else answer
-        if not answer or not target or answer.casefold() in {label.casefold() for label in labels}:
-            raise ConfigurationError(
-                f"labels: got {text!r}, expected different words such as positive,negative, or "
-                "Good=positive,Bad=negative for answers with another target"
-            )
-        labels[answer] = target
-    return labels
+    pairs = (part.partition("=") for part in text.split(","))
+    return {answer.strip(): (target or answer).strip() for answer, _, target in pairs}
 
 
 @dataclass(frozen=True)
@@ -223,47 +169,28 @@ def read_queries(path: str, labels: Collection[str] | None = None) -> list[Query
 
     Raises ``DataError``, with the line, for a row without text or with a label not in ``labels``.
     """
-    file = Path(path).expanduser()
-    if ".jsonl" in file.suffixes:
+    found: dict[str, Query] = {}
+    if path.endswith(".jsonl"):
         expected = '{"query": "…"}, with "label" where the right answer is known'
-        found = [_query(row, where, labels) for where, row in json_lines(file, expected)]
+        for where, row in json_lines(Path(path).expanduser(), expected):
+            if not isinstance(row, dict) or not str(row.get("query") or "").strip():
+                raise DataFormatError(f"{where}: got {row!r:.80}, expected {expected}")
+            check_label(row.get("label"), where, "label", labels)
+            query = Query(row["query"].strip(), row.get("label"), row.get("group"))
+            found.setdefault(query.id, query)
     else:
-        try:
-            # utf-8-sig drops a byte order mark. Not splitlines(), which also splits at characters
-            # inside a text, such as U+2028.
-            lines = file.read_text(encoding="utf-8-sig").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataValidationError(f"input_file: {file} cannot be read: {error}") from error
-        found = [Query(line.strip()) for line in lines if line.strip()]
-    # Equal texts have one id and one seed, so they would give the same answers. The first is kept.
-    unique = {query.id: query for query in reversed(found)}
-    queries = [unique[id] for id in dict.fromkeys(query.id for query in found)]
-    if not queries:
-        raise DataValidationError(f"input_file: {file} has no query; expected one at least")
-    if len(queries) < len(found):
-        logger.warning("%s: %d queries occur twice", file, len(found) - len(queries))
-    return queries
-
-
-def _query(row: Any, where: str, labels: Collection[str] | None) -> Query:
-    row = row if isinstance(row, dict) else {}
-    text, label, group = row.get("query"), row.get("label"), row.get("group")
-    if not isinstance(text, str) or not text.strip():
-        raise DataFormatError(
-            f"{where}: query: got {text!r}, expected text; the fields are "
-            f"{', '.join(map(str, row))}"
-        )
-    if not isinstance(group, str | None):
-        raise DataFormatError(f"{where}: group: got {group!r}, expected text or nothing")
-    check_label(label, where, "label", labels)
-    return Query(text.strip(), label, group)
+        # Not splitlines(), which also splits at characters inside a text, such as U+2028.
+        for line in filter(None, map(str.strip, read_text(path, "input_file").split("\n"))):
+            found.setdefault(Query(line).id, Query(line))
+    if not found:
+        raise DataValidationError(f"input_file: {path} has no query; expected one at least")
+    return list(found.values())
 
 
 def check_label(label: Any, where: str, name: str, labels: Collection[str] | None) -> None:
-    """Raises DataFormatError for a label that is no text, or none of ``labels``; None passes."""
-    if label is None or (isinstance(label, str) and (labels is None or label in labels)):
-        return
-    expected = "text" if labels is None else f"one of {', '.join(sorted(labels))}"
-    raise DataFormatError(
-        f"{where}: {name}: got {label!r}, expected {expected}{nearest(str(label), labels or ())}"
-    )
+    """Raises DataFormatError for a label that is none of ``labels``; None passes."""
+    if label is not None and labels is not None and label not in labels:
+        raise DataFormatError(
+            f"{where}: {name}: got {label!r}, expected one of {', '.join(sorted(labels))}"
+            f"{nearest(str(label), labels)}"
+        )

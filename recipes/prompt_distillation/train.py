@@ -13,26 +13,20 @@ after training, and 90% of its answers equal the teacher's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import chz
 
-from tinker_cookbook.eval.statistics import describe_share
-from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE, run_folder
 from tinker_cookbook.recipes.prompt_distillation.data import (
     DistilledDatasetBuilder,
     StudentAccuracyBuilder,
 )
 from tinker_cookbook.recipes.prompt_distillation.tasks import parse_labels
-from tinker_cookbook.recipes.start import DEMO_MODEL, blocking, chat_data
+from tinker_cookbook.recipes.start import DEMO_MODEL, blocking, chat_data, check_files
 from tinker_cookbook.renderers import TrainOnWhat
-from tinker_cookbook.run.jsonl import Row, read_rows
+from tinker_cookbook.run.jsonl import read_rows
 from tinker_cookbook.supervised import train
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.terminal import print_line
 
 
 @chz.chz
@@ -41,11 +35,13 @@ class CLIConfig(train.Config):
 
     recipe_name: str = "prompt_distillation"
     model_name: str = DEMO_MODEL
-    file_path: str = chz.field(default=DEFAULT_OUTPUT_FILE, doc="File written by create_data")
+    file_path: str = chz.field(
+        default=DEFAULT_OUTPUT_FILE, doc="File written by create_data, which runs first"
+    )
     labels: str | None = chz.field(
         default=None, doc="Possible answers: a,b; default: the labels of create_data"
     )
-    test_fraction: float = chz.field(default=0.25, doc="Share of the groups to hold out")
+    test_fraction: float = number(0.25, "Share of the groups to hold out", below=1)
     split_seed: int = chz.field(
         default=0, doc="Split seed, separate from seed: runs share one held-out part"
     )
@@ -63,11 +59,7 @@ class CLIConfig(train.Config):
 
     def build_dataset(self) -> DistilledDatasetBuilder:
         """Returns the teacher's answers, with a held-out part."""
-        if not Path(self.file_path).expanduser().exists():
-            raise DataValidationError(
-                f"file_path: there is no file {self.file_path}; create it first: python -m "
-                f"recipes.prompt_distillation.create_data output_file={self.file_path}"
-            )
+        check_files(self, "file_path")
         # create_data records the labels of its task, so they need not be repeated here.
         recorded = read_rows(run_folder(self.file_path) / "config.json")
         labels = recorded[0]["labels"] if recorded else None
@@ -100,36 +92,9 @@ class CLIConfig(train.Config):
         )
 
 
-def report(rows: list[Row]) -> Iterator[str]:
-    """Yields lines that compare teacher and student on the held-out queries."""
-    measured = [row for row in rows if "test/agreement" in row or "test/accuracy" in row]
-    # A comparison needs an evaluation before training and one after it.
-    if len(measured) < 2:
-        return
-
-    def share(row: Row, name: str, counted_as: str) -> str:
-        # The count is recovered from the share, because the interval depends on it.
-        total = int(row[f"test/num_{counted_as}"])
-        return describe_share(round(row[f"test/{name}"] * total), total)
-
-    first, last = measured[0], measured[-1]
-    yield "on held-out queries:"
-    for title, row, name, counted_as in (
-        ("accuracy, teacher with prompt", last, "teacher_accuracy", "accuracy"),
-        ("accuracy, student without, before", first, "accuracy", "accuracy"),
-        ("accuracy, student without, after", last, "accuracy", "accuracy"),
-        ("agreement with teacher, before", first, "agreement", "agreement"),
-        ("agreement with teacher, after", last, "agreement", "agreement"),
-    ):
-        if f"test/{name}" in row:
-            yield f"  {title:34}  {share(row, name, counted_as)}"
-
-
 async def main(config: CLIConfig) -> None:
-    """Trains the student, then compares its accuracy with the teacher's."""
+    """Trains the student."""
     await train.main(config)
-    for line in report(read_rows(Path(config.run_path).expanduser() / "metrics.jsonl")):
-        print_line(line)
 
 
 cli_main = blocking(main)

@@ -14,11 +14,10 @@ from recipes.prompt_distillation.tasks import (
     Query,
     Reason,
     Task,
-    find_task,
     parse_labels,
+    prompt_of_file,
     read_queries,
 )
-from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
 
@@ -30,7 +29,7 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
         ("language", "Answer: pt", True, Reason.UNKNOWN_LABEL),
         ("language", "It is German.", True, Reason.NO_MATCH),
         ("language", "It is Ger", False, Reason.CUT_OFF),
-        ("language", " \n", True, Reason.EMPTY),
+        ("language", " \n", True, Reason.NO_MATCH),
         ("language_by_examples", "German", True, "de"),
         ("language_by_examples", " greek, I think", False, "el"),
         ("language_by_examples", "Other", True, "ot"),
@@ -39,7 +38,7 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
     ],
 )
 def test_answers_of_the_language_tasks(task, answer, ended, said):
-    got = find_task(task).target(answer, ended)
+    got = TASKS[task].target(answer, ended)
     assert got == said
     assert isinstance(got, Reason) == isinstance(said, Reason)
 
@@ -53,9 +52,6 @@ def test_free_answers_count_whole_if_they_ended():
 def test_labels_may_be_put_otherwise():
     assert parse_labels("a, b") == {"a": "a", "b": "b"}
     assert parse_labels("Good=positive,Bad=negative") == {"Good": "positive", "Bad": "negative"}
-    for wrong in ("", "a,,b", "a=,b", "a,A"):
-        with pytest.raises(ConfigurationError, match="labels: got"):
-            parse_labels(wrong)
 
 
 def test_the_long_prompt_knows_every_label_and_holds_the_query():
@@ -73,47 +69,26 @@ def test_the_examples_show_every_label():
     assert messages[-1] == {"role": "user", "content": "Wo bist du?"}
 
 
-def test_the_default_task_is_what_the_teacher_can_do(stories_model, monkeypatch):
-    small, _ = create_data.resolve(create_data.Config(teacher_model=stories_model))
-    assert (small.task, small.max_tokens) == ("language", 1000)
-    monkeypatch.setattr(create_data, "DEMO_MODEL", stories_model)
-    small, _ = create_data.resolve(create_data.Config(teacher_model=stories_model))
-    assert (small.task, small.max_tokens) == ("language_by_examples", 5)
-    with pytest.raises(ConfigurationError, match=r"task: got 'langauge'.*did you mean"):
-        find_task("langauge")
+def test_the_default_task_is_what_the_teacher_can_do():
+    assert create_data.Config().find_task() == TASKS["language_by_examples"]
+    assert create_data.Config(teacher_model="other").find_task() == TASKS["language"]
+    short = create_data.Config(max_tokens=3, labels="German=x").find_task()
+    assert (short.max_tokens, short.labels) == (3, {"German": "x"})
 
 
 def test_prompts_from_files(tmp_path):
     text = tmp_path / "prompt.txt"
     text.write_text("Be brief.\n")
-    system, user = find_task(None, str(text)).prompt("Hi {there}")
+    system, user = prompt_of_file(str(text)).prompt("Hi {there}")
     assert (system["role"], user) == ("system", {"role": "user", "content": "Hi {there}"})
     text.write_text("Say it in French: {query}!")
-    assert find_task(None, str(text)).prompt("Hi")[0]["content"] == "Say it in French: Hi!"
-    chat = tmp_path / "prompt.json"
-    chat.write_text(
-        json.dumps([{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}])
-    )
-    assert [m["content"] for m in find_task(None, str(chat)).prompt("3")] == [
-        "1",
-        "2",
-        "3",
-    ]
+    assert prompt_of_file(str(text)).prompt("Hi")[0]["content"] == "Say it in French: Hi!"
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", "[]", '[{"role": "user"}]', "[3]"])
-def test_prompt_files_that_cannot_be(tmp_path, text):
-    file = tmp_path / "prompt.json"
-    file.write_text(text)
-    with pytest.raises(DataError, match=r"prompt\.json"):
-        find_task(None, str(file))
-
-
-def test_queries_from_lines_and_rows_each_once(tmp_path, caplog):
+def test_queries_from_lines_and_rows_each_once(tmp_path):
     lines = tmp_path / "q.txt"
     lines.write_text("one\n\n two \none\n")
     assert [query.text for query in read_queries(str(lines))] == ["one", "two"]
-    assert "1 queries occur twice" in caplog.text
     rows = tmp_path / "q.jsonl"
     rows.write_text('{"query": "one", "label": "x", "group": "g"}\n')
     assert read_queries(str(rows), ["x"]) == [Query("one", "x", "g")]
@@ -122,33 +97,29 @@ def test_queries_from_lines_and_rows_each_once(tmp_path, caplog):
 
 def test_a_file_is_continued_extended_and_put_in_order(tmp_path):
     path = tmp_path / "out.jsonl"
-    config = create_data.Config(output_file=str(path), samples_per_query=2, temperature=1)
+    config = create_data.Config(output_file=str(path))
     one, two, three = (Query(text, "a") for text in ("one", "two", "three"))
+    path.with_name("out.jsonl.run").mkdir()
 
     def opened(*queries):
         return create_data.AnswerFile(config, Task([], labels={"A": "a"}), queries)
 
     output = opened(one, two)
     assert output.missing() == [one, two]
-    output.add(two, [("A!", "a"), ("", Reason.EMPTY)])
-    output.add(one, [("A?", "a")])
-    assert output.missing() == [one]
-    # Stopped here: one answer of the first query is missing, and a third query comes to it.
+    output.add(two, "A!", "a")
+    # Stopped here: an answer is missing, and a third query comes to it.
     output = opened(one, two, three)
     assert output.missing() == [one, three]
-    output.add(one, [("another", "a"), ("A.", "a")])
-    output.add(three, [("x", Reason.NO_MATCH), ("A", "a")])
+    output.add(three, "x", Reason.NO_MATCH)
+    output.add(one, "A?", "a")
     assert output.missing() == []
     output.finish()
     kept = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(row["messages"][0]["content"], row["sample"], row["answer"]) for row in kept] == [
-        ("one", 0, "A?"),
-        ("one", 1, "A."),
-        ("two", 0, "A!"),
-        ("three", 1, "A"),
+    assert [(row["messages"][0]["content"], row["answer"]) for row in kept] == [
+        ("one", "A?"),
+        ("two", "A!"),
     ]
-    dropped = [(row["query"], row["reason"]) for row in output.dropped]
-    assert dropped == [("two", "empty"), ("three", "no match")]
+    assert [(row["query"], row["reason"]) for row in output.dropped] == [("three", "no match")]
 
 
 def rows_of(path, labels=("a", "b")):
