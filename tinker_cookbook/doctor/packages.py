@@ -36,7 +36,6 @@ _USES = {
     "verifiers": "environments of verifiers",
     "verifiers-legacy": "environments of older versions of verifiers",
 }
-_DEVELOPERS = "dev"
 
 
 @dataclass(frozen=True)
@@ -54,38 +53,34 @@ class Extra:
         return not self.missing
 
 
-def find_extras(distribution: str = DISTRIBUTION) -> list[Extra]:
+def find_extras() -> list[Extra]:
     """Returns the extras that the installed package declares, without importing anything.
 
     Empty if the package runs from a folder without being installed.
     """
     try:
-        requirements = importlib.metadata.requires(distribution) or []
+        requirements = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         return []
     packages: dict[str, set[str]] = {}
-    nested: dict[str, set[str]] = {}
     for line in requirements:
         requirement, _, marker = line.partition(";")
         extra, found = _EXTRA.search(marker), _NAME.match(requirement)
         # Requirements without an extra are always installed, and developers' tools do not count.
-        if extra is None or found is None or extra[1] == _DEVELOPERS:
+        if extra is None or found is None or extra[1] == "dev":
             continue
-        name = _normal(found[1])
-        packages.setdefault(extra[1], set())
-        if name == _normal(distribution):  # an extra that includes other extras
-            nested.setdefault(extra[1], set()).update(re.split(r"\s*,\s*", found[2] or ""))
-        elif "win32" not in marker:
-            packages[extra[1]].add(name)
-        else:
-            packages[extra[1]].update({name} if _applies_here(marker) else ())
+        # An extra that includes others names this package with them in brackets.
+        names = re.split(r"\s*,\s*", found[2]) if found[2] and found[1] == DISTRIBUTION else []
+        packages.setdefault(extra[1], set()).update(f"[{name}]" for name in names)
+        if not names:
+            packages[extra[1]].add(found[1])
+
+    def missing(extra: str) -> set[str]:
+        own = {p for p in packages[extra] if not p.startswith("[") and version_of(p) is None}
+        return own.union(*(missing(p[1:-1]) for p in packages[extra] if p.startswith("[")))
+
     return [
-        Extra(
-            name,
-            _USES.get(name, ""),
-            tuple(sorted(p for p in _all_of(name, packages, nested) if not _is_installed(p))),
-            install_command(name),
-        )
+        Extra(name, _USES.get(name, ""), tuple(sorted(missing(name))), install_command(name))
         for name in sorted(packages)
     ]
 
@@ -96,22 +91,3 @@ def version_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _all_of(name: str, packages: dict[str, set[str]], nested: dict[str, set[str]]) -> set[str]:
-    inner = [_all_of(other, packages, nested) for other in nested.get(name, ()) if other != name]
-    return packages.get(name, set()).union(*inner)
-
-
-def _applies_here(marker: str) -> bool:
-    import sys
-
-    return sys.platform != "win32" if "!=" in marker else sys.platform == "win32"
-
-
-def _is_installed(package: str) -> bool:
-    return version_of(package) is not None
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import platform
+import shutil
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,21 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 import tinker_cookbook
-from tinker_cookbook.doctor.fits import ASSUMPTIONS, RECOMPUTING, Fit, largest_fits
-from tinker_cookbook.doctor.machine import (
-    VLLM_PYTHON,
-    Found,
-    Machine,
-    driver_without_cuda,
-    find_disk,
-    find_sandbox,
-    find_vllm,
-    look,
-)
+from tinker_cookbook.doctor.fits import ASSUMPTIONS, Fit, largest_fits
+from tinker_cookbook.doctor.machine import Found, Machine, find_sandbox, find_vllm, look
 from tinker_cookbook.doctor.packages import Extra, find_extras, version_of
 from tinker_cookbook.doctor.parity import ParityCheck, check_parity
 from tinker_cookbook.engine.home import home_dir
 from tinker_cookbook.engine.model.loading import size_text
+from tinker_cookbook.engine.sampler_settings import PYTHON_VARIABLE
+from tinker_cookbook.run.paths import existing_parent, folder_size
 from tinker_cookbook.sandbox.launch import INSTALL as INSTALL_SANDBOX
 
 _LIBRARIES = ("tinker", "torch", "transformers", "peft")
@@ -42,7 +37,7 @@ class Report:
     sandbox: Found
     vllm: Found
     disk: dict[str, int]
-    """See ``find_disk``."""
+    """Bytes that are free on the disk of ``TINKER_COOKBOOK_HOME``, and the size of that folder."""
     install: list[str] = field(default_factory=list)
 
     @property
@@ -59,7 +54,8 @@ def examine(device: str = "auto", dtype: str = "auto") -> Report:
     """
     machine = look(device, dtype)
     kind, itemsize = machine.device_type, machine.choice.dtype.itemsize
-    extras, sandbox, vllm = find_extras(), find_sandbox(), find_vllm()
+    extras, sandbox, vllm, home = find_extras(), find_sandbox(), find_vllm(), home_dir()
+    free = shutil.disk_usage(existing_parent(home)).free
     return Report(
         machine,
         largest_fits(machine.free_bytes, itemsize, kind),
@@ -67,7 +63,7 @@ def examine(device: str = "auto", dtype: str = "auto") -> Report:
         extras,
         sandbox,
         vllm,
-        find_disk(),
+        {"free_bytes": free, "home_bytes": folder_size(home)},
         _worth_installing(machine, extras, sandbox, vllm),
     )
 
@@ -93,8 +89,10 @@ def as_json(report: Report) -> dict[str, Any]:
         "assumptions": list(ASSUMPTIONS),
         "parity": [
             # JSON has no NaN.
-            {**asdict(check), "difference": _number(check.difference), "passed": check.passed}
-            for check in report.parity
+            {**asdict(one), "difference": None, "passed": False}
+            if math.isnan(one.difference)
+            else {**asdict(one), "passed": one.passed}
+            for one in report.parity
         ],
         "extras": [{**asdict(e), "installed": e.installed} for e in report.extras],
         "sandbox": asdict(report.sandbox),
@@ -112,7 +110,7 @@ def print_report(report: Report, console: Console) -> None:
 
     rows = [
         ("device", f"{choice.device}: {machine.device_name}; {choice.device_reason}"),
-        ("precision", f"{_dtype_name(choice.dtype)}; {choice.dtype_reason}"),
+        ("precision", f"{str(choice.dtype)[6:]}; {choice.dtype_reason}"),
         ("cores", f"{machine.cores}, {machine.threads} used"),
         ("memory (RAM)", size_text(machine.ram_bytes)),
         ("memory of GPUs", ", ".join(map(size_text, machine.gpu_bytes)) or "no GPU"),
@@ -124,13 +122,16 @@ def print_report(report: Report, console: Console) -> None:
         command = f"torchrun --nproc-per-node {len(machine.gpu_bytes)} -m recipes.…"
         rows.append(("several GPUs", f"{command} trains on all of them"))
     rows += [
-        (found.name, _mark(found)) for found in (*machine.kernels, report.sandbox, report.vllm)
+        (found.name, found.detail if found.there else f"not found: {found.detail}")
+        for found in (*machine.kernels, report.sandbox, report.vllm)
     ]
     _print_table(console, "This machine", ("", ""), rows)
 
-    _print_table(
-        console, "Largest known model that fits", ("", "model", "needs"), _fit_rows(report)
-    )
+    fits = [
+        (fit.work, fit.model or "none of the known ones", size_text(fit.needs_bytes))
+        for fit in report.fits
+    ]
+    _print_table(console, "Largest known model that fits", ("", "model", "needs"), fits)
     console.print(
         "Estimated, not measured. Assumptions:", *(f"  {line}" for line in ASSUMPTIONS), sep="\n"
     )
@@ -166,7 +167,7 @@ def _worth_installing(
 ) -> list[str]:
     advice: list[str] = []
     missing = {extra.name: extra for extra in extras if not extra.installed}
-    if driver_without_cuda():
+    if shutil.which("nvidia-smi") is not None and not torch.cuda.is_available():
         advice.append("a CUDA build of torch: nvidia-smi is here, but torch sees no GPU")
     if machine.device_type == "cpu" and not all(k.there for k in machine.kernels[:2]):
         advice.append("gcc: the engine compiles its CPU kernels with it, and is slower without it")
@@ -175,7 +176,7 @@ def _worth_installing(
             advice.append(f"{missing['gpu'].command}: {missing['gpu'].use}")
         if not vllm.there:
             advice.append(
-                f"vLLM in a separate environment, set with {VLLM_PYTHON}: faster sampling on "
+                f"vLLM in a separate environment, set with {PYTHON_VARIABLE}: faster sampling on "
                 "GPUs (docs/gpu.md)"
             )
     if "server" in missing:
@@ -183,17 +184,6 @@ def _worth_installing(
     if not sandbox.there:
         advice.append(f"a sandbox for programs that a model wrote. {INSTALL_SANDBOX}")
     return advice
-
-
-def _fit_rows(report: Report) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for fit in report.fits:
-        model = fit.model or "none of the known ones"
-        row = (fit.work, model, size_text(fit.needs_bytes))
-        # Show recomputation only if it allows a larger model.
-        if not rows or row[1] != rows[-1][1] or fit.work != RECOMPUTING:
-            rows.append(row)
-    return rows
 
 
 def _print_table(
@@ -208,17 +198,5 @@ def _print_table(
     console.print(table, markup=False, highlight=False)
 
 
-def _mark(found: Found) -> str:
-    return found.detail if found.there else f"not found: {found.detail}"
-
-
 def _versions() -> dict[str, str]:
     return {name: version_of(name) or "not installed" for name in _LIBRARIES}
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _number(value: float) -> float | None:
-    return value if value == value else None

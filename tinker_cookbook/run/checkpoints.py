@@ -67,13 +67,7 @@ class CheckpointRecord:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> CheckpointRecord:
-        """Reads a line; keys that are not fields go into ``extra``.
-
-        Raises:
-            CheckpointError: There is no name.
-        """
-        if not isinstance(d.get("name"), str):
-            raise CheckpointError(f"a line of {CHECKPOINTS_FILE} has no name: {dict(d)}")
+        """Reads a line; keys that are not fields go into ``extra``."""
         named = {key: value for key, value in d.items() if key in _FIELDS}
         return cls(**named, extra={key: d[key] for key in d if key not in _FIELDS})
 
@@ -368,25 +362,22 @@ class RunCheckpoints:
         Errors as :meth:`PendingCheckpoint.commit_async`; a deletion that fails is only logged.
         """
         state = {"batch": step, "epoch": epoch, **(loop_state or {})}
-        policy = self.policy
-        ttl = policy.ttl_seconds
-        kind: CheckpointKind = "state"
+        policy, ttl = self.policy, self.policy.ttl_seconds
+        kind: CheckpointKind = "both" if reason in ("final", "best") else "state"
+        name = f"{step:06d}"
         if reason == "rolling":
             state["rolling"], ttl = True, policy.rolling_ttl_seconds
         elif reason == "final":
-            state["final"], ttl, kind = True, policy.final_ttl_seconds, "both"
+            name, state["final"], ttl = FINAL_NAME, True, policy.final_ttl_seconds
         elif reason == "best":
+            # The line says "best"; the weights of the best so far must exist until it is written.
+            name, ttl = f"{BEST_NAME}-{name}", None
             state |= {"name": BEST_NAME, "best": True}
-            ttl, kind = None, "both"
         # The next multiple of save_every_tokens is counted from this save.
         self._tokens = state.get("cumulative_tokens", self._tokens)
         self._last_save = self._clock()
         # A loop does not call ``due`` for earlier steps again.
         self._reasons = {at: why for at, why in self._reasons.items() if at >= step}
-        name = FINAL_NAME if reason == "final" else f"{step:06d}"
-        # Not under one name: the best so far must exist until the line of the new one is written.
-        if reason == "best":
-            name = f"{BEST_NAME}-{name}"
         pending = submit_checkpoint(self._client, name, self._log_path, state, kind, ttl)
         # First the new line, then deletions: at any time a checkpoint to resume from is listed.
         record = await pending.commit_async()

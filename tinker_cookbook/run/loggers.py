@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +17,8 @@ from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.run import replaced_run
 from tinker_cookbook.run.code_state import code_state
 from tinker_cookbook.run.config import dump_config, lost_fields, write_config
-from tinker_cookbook.run.jsonl import append_row, trim_rows
-from tinker_cookbook.run.paths import (
-    CONFIG_FILE,
-    METRICS_FILE,
-)
+from tinker_cookbook.run.jsonl import append_row, free_name, trim_rows
+from tinker_cookbook.run.paths import CONFIG_FILE, METRICS_FILE
 from tinker_cookbook.utils.terminal import get_console
 
 logger = logging.getLogger(__name__)
@@ -126,29 +122,24 @@ class MultiplexLogger(Logger):
         self.loggers = list(loggers)
         self._on_close = on_close
 
-    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
-        """Calls it on all loggers."""
-        self._call("log_metrics", metrics, step)
-
-    def log_summary(self, metrics: Metrics) -> None:
-        """Calls it on all loggers."""
-        self._call("log_summary", metrics)
-
-    def log_hparams(self, config: Any) -> None:
-        """Calls it on all loggers."""
-        self._call("log_hparams", config)
-
-    def log_long_text(self, key: str, text: str) -> None:
-        """Calls it on all loggers."""
-        self._call("log_long_text", key, text)
-
-    def sync(self) -> None:
-        """Calls it on all loggers."""
-        self._call("sync")
-
     def _call(self, method: str, *arguments: Any) -> None:
         for logger in self.loggers:
             getattr(logger, method)(*arguments)
+
+    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:  # noqa: D102
+        self._call("log_metrics", metrics, step)
+
+    def log_summary(self, metrics: Metrics) -> None:  # noqa: D102
+        self._call("log_summary", metrics)
+
+    def log_hparams(self, config: Any) -> None:  # noqa: D102
+        self._call("log_hparams", config)
+
+    def log_long_text(self, key: str, text: str) -> None:  # noqa: D102
+        self._call("log_long_text", key, text)
+
+    def sync(self) -> None:  # noqa: D102
+        self._call("sync")
 
     def close(self) -> None:
         """Closes all, even if one of them fails."""
@@ -241,11 +232,7 @@ class JsonLogger(Logger):
             before = path.read_bytes() if path.exists() else None
             lost = write_config(path, config)
             if before is not None and before != path.read_bytes():
-                # config.previous.json, or the first free one of config.previous.2.json, …
-                kept, number = path.with_name("config.previous.json"), 1
-                while kept.exists():
-                    number += 1
-                    kept = path.with_name(f"config.previous.{number}.json")
+                kept = free_name(path.with_name("config.previous.json"))
                 kept.write_bytes(before)
                 logger.warning("the configuration changed; the one before is kept in %s", kept)
         except OSError as error:
@@ -261,12 +248,9 @@ class JsonLogger(Logger):
     def sync(self) -> None:
         """Waits until the rows are on the disk."""
         if self.path.exists():
-            descriptor = os.open(self.path, os.O_RDONLY)
-            try:
-                # fsync writes all pages of the file, including writes through other descriptors.
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            # fsync writes all pages of the file, including writes through other descriptors.
+            with open(self.path, "rb") as file:
+                os.fsync(file.fileno())
 
 
 def cut_later_rows(log_dir: Path, step: int) -> None:
@@ -325,14 +309,6 @@ def format_value(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         item = getattr(value, "item", None)  # numpy and torch scalars
         return format_value(item()) if callable(item) else str(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    if not math.isfinite(value):
-        return str(value)
-    if value.is_integer() and abs(value) < 1e15:
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
         return f"{int(value):,}"
-    if 1e-4 <= abs(value) < 1e6:
-        # As many decimals as give four significant digits.
-        digits = max(0, 3 - math.floor(math.log10(abs(value))))
-        return f"{value:,.{digits}f}"
-    return f"{value:.3e}"
+    return f"{value:#.4g}"

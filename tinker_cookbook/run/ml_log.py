@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +35,10 @@ __all__ = [
     "configure_logging_module",
     "dump_config",
     "setup_logging",
-    "start_logging",
 ]
 
 
 def setup_logging(
-    log_dir: str | os.PathLike[str],
-    wandb_project: str | None = None,
-    wandb_name: str | None = None,
-    config: Any = None,
-    do_configure_logging_module: bool = True,
-) -> Logger:
-    """Starts the log of a run, as :func:`start_logging` does, whose settings are described there.
-
-    Rows of an earlier run in the folder stay, and metrics are printed.
-    """
-    return start_logging(log_dir, wandb_project, wandb_name, config, do_configure_logging_module)
-
-
-def start_logging(
     log_dir: str | os.PathLike[str],
     wandb_project: str | None = None,
     wandb_name: str | None = None,
@@ -82,16 +66,14 @@ def start_logging(
     """
     # First, so that a run does not fail only when it writes its first row.
     path = ensure_writable_dir(log_dir)
-    stop_logging: Callable[[], None] | None = None
-    if do_configure_logging_module:
-        stop_logging = configure_logging_module(path / LOG_FILE)
+    close = configure_logging_module(path / LOG_FILE) if do_configure_logging_module else None
     # The file is first: MultiplexLogger stops at the first logger that fails.
     loggers: list[Logger] = [JsonLogger(path, resume_step=resume_step)]
     if print_metrics:
         loggers.append(PrettyPrintLogger())
     if wandb_project:
         loggers.append(WandbLogger(wandb_project, log_dir=path, wandb_name=wandb_name))
-    multiplex = MultiplexLogger(loggers, on_close=stop_logging)
+    multiplex = MultiplexLogger(loggers, on_close=close)
     try:
         if config is not None:
             multiplex.log_hparams(config)
@@ -103,8 +85,7 @@ def start_logging(
             f"log_path={path} cannot be written: {error.strerror or error}; free some space there "
             "or choose another folder with log_path=…"
         ) from error
-    url = multiplex.get_logger_url()
-    if url:
+    if url := multiplex.get_logger_url():
         logging.getLogger(__name__).info("metrics are at %s", url)
     return multiplex
 

@@ -42,15 +42,9 @@ class WandbLogger(Logger):
         log_dir: str | os.PathLike[str] | None = None,
         wandb_name: str | None = None,
     ) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise ConfigurationError(
-                "wandb_project is set but wandb is not installed; pip install wandb, or leave "
-                "wandb_project out"
-            ) from error
-        self._wandb = wandb
-        known = None if log_dir is None else _known_run(Path(log_dir) / RUN_FILE)
+        self._wandb = wandb = _installed("wandb", "wandb")
+        file = None if log_dir is None else Path(log_dir) / RUN_FILE
+        known = json.loads(file.read_bytes())["id"] if file and file.exists() else None
         try:
             self._run = wandb.init(
                 project=project,
@@ -68,10 +62,10 @@ class WandbLogger(Logger):
         # Plots over our own step: see the docstring of the class.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
-        if log_dir is not None:
+        if file is not None:
             # Written at the start, so that a run that is killed can be continued there.
             record = {"id": self._run.id, "project": project, "name": wandb_name}
-            write_atomically(Path(log_dir) / RUN_FILE, json.dumps(record).encode() + b"\n")
+            write_atomically(file, json.dumps(record).encode() + b"\n")
 
     @property
     def run_id(self) -> str:
@@ -100,18 +94,6 @@ class WandbLogger(Logger):
         return self._run.url
 
 
-def _known_run(path: Path) -> str | None:
-    if not path.exists():
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))["id"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(
-            f"{path} is damaged, so the run cannot be continued on Weights & Biases; remove the "
-            f"file to start a new one there"
-        ) from error
-
-
 class NeptuneLogger(Logger):
     """A run of Neptune; rows without a step are not sent.
 
@@ -122,7 +104,7 @@ class NeptuneLogger(Logger):
         neptune_name: Name of the experiment.
 
     Raises:
-        ConfigurationError: neptune-scale is not installed, or ``NEPTUNE_API_TOKEN`` is not set.
+        ConfigurationError: neptune-scale is not installed.
     """
 
     def __init__(
@@ -133,8 +115,6 @@ class NeptuneLogger(Logger):
         neptune_name: str | None = None,
     ) -> None:
         neptune = _installed("neptune_scale", "neptune-scale")
-        if not os.environ.get("NEPTUNE_API_TOKEN"):
-            raise ConfigurationError("NEPTUNE_API_TOKEN is not set, which Neptune needs; set it")
         self.run = neptune.Run(
             project=project,
             log_directory=None if log_dir is None else os.fspath(log_dir),

@@ -19,10 +19,6 @@ COMMANDS = {
         "tinker_cookbook.runs.compare", "CompareSettings", "compare_runs", ("a", "b"),
         "compares settings and metrics of two runs", "LOG_PATH OTHER_LOG_PATH",
     ),
-    "du": Subcommand(
-        _SHOW, "DiskSettings", "disk_use", ("folder",),
-        "shows what the runs and models use of the disk",
-    ),
     "rm": Subcommand(
         _REMOVE, "RemoveSettings", "remove_run", ("run",),
         "removes a run: its log folder and its weights", "LOG_PATH",

@@ -25,7 +25,6 @@ from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.programs import print_whole
 from tinker_cookbook.utils.terminal import get_console
 
-_SHOWN_STEPS = 6
 _CLEAR = 2.0
 """Standard errors by which a difference is called clear."""
 # They differ in any two runs, and change no result.
@@ -62,10 +61,9 @@ class EndValue:
 
 @dataclass(frozen=True)
 class MetricComparison:
-    """A metric of two runs: values at common steps, values at the end, and a sentence."""
+    """A metric of two runs: values at the end, and a sentence."""
 
     metric: str
-    steps: dict[int, tuple[float, float]]
     a: EndValue
     b: EndValue
     verdict: str
@@ -79,7 +77,8 @@ def compare_runs(settings: CompareSettings) -> None:
     found = [compare_metric(name, a, b, settings.last) for name in names or _common(a, b)]
     changes = setting_changes(a.config, b.config)
     changes = {k: v for k, v in changes.items() if k.rpartition(".")[2] not in _NAMES}
-    data = _data_lines(a, b)
+    records = [read_data_record(str(run.path)) or {} for run in (a, b)]
+    data = data_changes(*records, longer=False, rebuilt=False)
     if settings.json:
         metrics = [asdict(one) for one in found]
         both = {"a": str(a.path), "b": str(b.path)}
@@ -93,10 +92,9 @@ def compare_runs(settings: CompareSettings) -> None:
     if rows:
         console.print(_table(("setting", "A", "B"), rows))
     print_whole("\n".join(data) if rows or data else "no setting differs")
-    for one in found:
-        cells = [(str(at), f"{x:.5g}", f"{y:.5g}") for at, (x, y) in _some(one.steps).items()]
-        console.print(_table((one.metric, "A", "B"), [*cells, ("end", _text(one.a), _text(one.b))]))
-        print_whole(one.verdict)
+    ends = [(one.metric, _text(one.a), _text(one.b)) for one in found]
+    console.print(_table(("metric at the end", "A", "B"), ends))
+    print_whole("\n".join(one.verdict for one in found))
 
 
 def compare_metric(metric: str, a: RunFolder, b: RunFolder, last: int) -> MetricComparison:
@@ -113,10 +111,8 @@ def compare_metric(metric: str, a: RunFolder, b: RunFolder, last: int) -> Metric
                 f"metrics: {metric!r} is in no row of {run.path}{nearest_sentence(metric, known)} "
                 f"It has: {', '.join(known) or 'none'}"
             )
-    of_a, of_b = values
-    end_a, end_b = _end(a, metric, of_a, last), _end(b, metric, of_b, last)
-    steps = {at: (of_a[at], of_b[at]) for at in of_a if at in of_b}
-    return MetricComparison(metric, steps, end_a, end_b, _verdict(metric, end_a, end_b))
+    end_a, end_b = _end(a, metric, values[0], last), _end(b, metric, values[1], last)
+    return MetricComparison(metric, end_a, end_b, _verdict(metric, end_a, end_b))
 
 
 def _end(run: RunFolder, metric: str, values: dict[int, float], last: int) -> EndValue:
@@ -175,21 +171,6 @@ def _common(a: RunFolder, b: RunFolder) -> list[str]:
             "metrics=NAME of metrics that both log"
         )
     return found
-
-
-def _data_lines(a: RunFolder, b: RunFolder) -> list[str]:
-    records = [read_data_record(str(run.path)) for run in (a, b)]
-    if records[0] is None or records[1] is None:
-        return []
-    return data_changes(records[0], records[1], longer=False, rebuilt=False)
-
-
-def _some(steps: dict[int, tuple[float, float]]) -> dict[int, tuple[float, float]]:
-    """Returns the first, the last and some steps between them, at equal distances."""
-    at = sorted(steps)
-    count = min(len(at), _SHOWN_STEPS)
-    chosen = {at[round(i * (len(at) - 1) / max(count - 1, 1))] for i in range(count)}
-    return {step: steps[step] for step in sorted(chosen)}
 
 
 def _text(end: EndValue) -> str:

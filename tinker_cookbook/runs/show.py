@@ -1,22 +1,19 @@
-"""Commands ``list``, ``show`` and ``du``."""
+"""Commands ``list`` and ``show``."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from typing import Any
 
 import chz
 from rich.filesize import decimal
-from rich.table import Table
 
-from tinker_cookbook.engine.home import home_dir, models_dir
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.run.best import METRICS, lower_is_better
 from tinker_cookbook.run.config import load_config
 from tinker_cookbook.run.data_record import read_data_record
-from tinker_cookbook.run.paths import existing_parent, folder_size
+from tinker_cookbook.run.paths import folder_size
 from tinker_cookbook.run.scan import RunFolder
 from tinker_cookbook.runs.inventory import (
     Inventory,
@@ -26,23 +23,16 @@ from tinker_cookbook.runs.inventory import (
 from tinker_cookbook.training.setting_lines import changed
 from tinker_cookbook.utils.command_line.config_file import program_of
 from tinker_cookbook.utils.command_line.programs import print_whole, program_command
-from tinker_cookbook.utils.terminal import get_console
 
 FOLDER_DOC = "Folder with log folders; default: where recipes write, and the runs with weights here"
 
 
 @chz.chz
-class DiskSettings:
-    """Settings of ``du``."""
+class ListSettings:
+    """Settings of ``list``."""
 
     folder: str | None = chz.field(default=None, doc=FOLDER_DOC)
     json: bool = chz.field(default=False, doc="Print JSON instead of a table")
-
-
-@chz.chz
-class ListSettings(DiskSettings):
-    """Settings of ``list``."""
-
     metric: str | None = chz.field(
         default=None, doc="Metric to show; default: the run's best_metric, else its main one"
     )
@@ -120,40 +110,6 @@ def show_run(settings: ShowSettings) -> None:
         "last row", {k: f"{v:.5g}" if isinstance(v, float) else v for k, v in last.items()}
     )
     print_whole("\n".join([*lines, *_section("commands", _commands(run))]))
-
-
-def disk_use(settings: DiskSettings) -> None:
-    """Shows what the runs and the models use of the disk, the largest first."""
-    inventory = take_inventory(settings.folder)
-    rows = [("log folder", folder_size(run.path), str(run.path)) for run in inventory.runs]
-    for one in inventory.weights:
-        owners = inventory.owners.get(one.run_id, [])
-        of = f" of {' and '.join(map(str, owners))}" if owners else ""
-        if not owners and one.log_path:
-            of = f", which no run in {one.log_path} lists"
-        rows.append(("weights", one.size, f"{one.run_id}{of}"))
-    if settings.folder is None:
-        homes = {"converted models": models_dir(), "kernels": home_dir() / "native"}
-        homes |= {"owners of a server": home_dir() / "owners", "server": home_dir() / "server"}
-        rows += [(name, folder_size(path), str(path)) for name, path in homes.items()]
-    rows = sorted((row for row in rows if row[1]), key=lambda row: -row[1])
-    totals: dict[str, int] = {}
-    for what, size, _ in rows:
-        totals[what] = totals.get(what, 0) + size
-    free = shutil.disk_usage(existing_parent(home_dir())).free
-    if settings.json:
-        parts = [{"what": what, "bytes": size, "where": where} for what, size, where in rows]
-        print_whole(json.dumps({"parts": parts, "totals": totals, "free_bytes": free}, indent=2))
-        return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("size", justify="right")
-    table.add_column("what", no_wrap=True)
-    table.add_column("where", overflow="fold")
-    for what, size, where in rows:
-        table.add_row(decimal(size), what, where)
-    get_console().print(table)
-    shown = ", ".join(f"{what} {decimal(size)}" for what, size in totals.items())
-    print_whole(f"{shown or 'nothing'}; free on the disk of {home_dir()}: {decimal(free)}")
 
 
 def main_metric(run: RunFolder, metric: str | None = None) -> str | None:

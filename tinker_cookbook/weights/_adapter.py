@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tinker_cookbook.engine.checkpoints import format as fmt
-from tinker_cookbook.engine.model.loading import empty_model, model_class
+from tinker_cookbook.engine.model.loading import empty_model
 from tinker_cookbook.exceptions import WeightsAdapterError
 from tinker_cookbook.weights._chat_files import (
     GENERATION,
@@ -19,7 +19,7 @@ from tinker_cookbook.weights._chat_files import (
     copy_tokenizer,
     write_chat_files,
 )
-from tinker_cookbook.weights._merge import is_tied
+from tinker_cookbook.weights._merge import is_tied, loaded_model
 from tinker_cookbook.weights._modules import HEAD
 from tinker_cookbook.weights._output import check_output, new_folder
 from tinker_cookbook.weights._source import (
@@ -107,9 +107,8 @@ def write_adapter(
         if checkpoint.metadata.get(name)
     }
     content = fmt.encode_tensors(tensors, header)
-    fmt_files = {fmt.ADAPTER_CONFIG: fmt.encode_json(config, "adapter_config", 2)}
-    for name, data in {**fmt_files, fmt.ADAPTER: content}.items():
-        (folder / name).write_bytes(data)
+    (folder / fmt.ADAPTER_CONFIG).write_bytes(fmt.encode_json(config, "adapter_config", 2))
+    (folder / fmt.ADAPTER).write_bytes(content)
     proof.facts["size"] = f"{len(content) / 2**20:.1f} MiB"
     _write_chat(checkpoint, folder, proof)
     if HEAD in checkpoint.updates and is_tied(checkpoint.base_folder):
@@ -175,9 +174,7 @@ def _check_factors(checkpoint: Checkpoint, folder: Path) -> str:
 def _peft_model(checkpoint: Checkpoint, folder: Path) -> Any:
     from peft import PeftModel
 
-    base = model_class(checkpoint.base_folder).from_pretrained(
-        checkpoint.base_folder, dtype=torch.float32, local_files_only=True
-    )
+    base = loaded_model(checkpoint.base_folder)
     with warnings.catch_warnings():
         # PEFT warns about adapters on a tied head; the comparison covers this case.
         warnings.simplefilter("ignore")

@@ -90,20 +90,12 @@ def _fetch(path: str, folder: Path, backend: str, base_url: str | None) -> None:
 
 
 def _fetch_remote(service: Any, base_url: str | None, path: str, folder: Path) -> None:
-    """Downloads the files that a server has for a checkpoint."""
+    """Downloads the files that a server has for a checkpoint: as an archive, or one by one."""
     rest = service.create_rest_client()
     try:
-        # SDKs before 0.38 get one archive, later ones an address for each file.
-        if not hasattr(rest, "get_external_weights_urls"):
-            archive = rest.get_checkpoint_archive_url_from_tinker_path(path).result()
-            with _opened(archive.url) as stream:
-                extract_archive(stream, folder)
-            return
-        archive_url = _archive_url(base_url, path)
-        if archive_url is not None:
+        if (archive_url := _archive_url(base_url, path)) is not None:
             with _opened(archive_url) as stream:
-                extract_archive(stream, folder)
-            return
+                return extract_archive(stream, folder)
         urls, temporary = _signed_urls(service, rest, path)
     except TinkerCookbookError:
         raise
@@ -111,8 +103,7 @@ def _fetch_remote(service: Any, base_url: str | None, path: str, folder: Path) -
         raise WeightsDownloadError(f"{path}: no download URL: {error}") from error
     try:
         for name, url in urls.items():
-            target = folder / _safe_name(name)
-            with _opened(url) as stream, open(target, "wb") as file:
+            with _opened(url) as stream, open(folder / _safe_name(name), "wb") as file:
                 shutil.copyfileobj(stream, file)
     finally:
         if temporary is not None:
@@ -128,7 +119,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _archive_url(base_url: str | None, path: str) -> str | None:
     """Returns the signed URL of an archive, or None if the server returns none.
 
-    Newer SDKs have no method for it, and refuse sampler_weights paths without a request.
+    The SDK has no method for it, and refuses sampler_weights paths without a request.
     """
     from tinker.lib.base_url import resolve_base_url
 
@@ -175,9 +166,7 @@ def _signed_urls(service: Any, rest: Any, path: str) -> tuple[dict[str, str], st
                 f"{path}: the server returns no download URL; give the state_path of the same step "
                 "in checkpoints.jsonl, tinker://RUN/weights/NAME"
             ) from None
-    client = service.create_training_client_from_state(path)
-    # Older SDKs return the client, newer SDKs a future of it.
-    client = client.result() if hasattr(client, "result") else client
+    client = service.create_training_client_from_state(path).result()
     saved = client.save_weights_external("download", ttl_seconds=_EXPORT_TTL_SECONDS).result().path
     return dict(rest.get_external_weights_urls(saved).result().urls), saved
 

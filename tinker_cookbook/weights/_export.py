@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import torch
 
 from tinker_cookbook.engine.memory import release_cached_memory
-from tinker_cookbook.engine.model.loading import model_class
 from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError, nearest
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.weights._chat_files import chat_of, write_chat_files
@@ -22,6 +20,7 @@ from tinker_cookbook.weights._merge import (
     check_stored,
     copy_small_files,
     is_tied,
+    loaded_model,
     merge_files,
     peak_memory_bytes,
     weight_files,
@@ -70,8 +69,7 @@ def build_hf_model(
         adapter_path: Folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
         output_path: New folder for weights, ``config.json``, tokenizer and ``proof.json``.
         dtype: ``bfloat16``, ``float16`` or ``float32`` for the result; the merge is in float32.
-        trust_remote_code: Whether transformers may run code of the base model; default:
-            ``HF_TRUST_REMOTE_CODE`` in the environment, else no.
+        trust_remote_code: Accepted for compatibility; code of a model never runs.
         merge_strategy: ``shard`` reads the files in blocks, ``full`` loads the model with
             transformers; ``auto`` is ``shard`` if the base model has safetensors files.
         dequantize: Not supported.
@@ -106,8 +104,6 @@ def build_hf_model(
     out = check_output(output_path)
     checkpoint = open_adapter_folder(adapter_path, base_model, WeightsMergeError)
     checkpoint = checkpoint.with_renderer(renderer_name)
-    if trust_remote_code is None:
-        trust_remote_code = os.environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true")
     with new_folder(out) as folder:
         write_merged(
             checkpoint,
@@ -116,7 +112,6 @@ def build_hf_model(
             strategy=merge_strategy,
             verify=verify,
             device=device or "auto",
-            trust_remote_code=trust_remote_code,
         )
 
 
@@ -137,7 +132,6 @@ def write_merged(
     strategy: str = "auto",
     verify: bool = True,
     device: str = "auto",
-    trust_remote_code: bool = False,
     vllm_python: str | None = None,
 ) -> Proof:
     """Writes the merged model and ``proof.json`` into an existing folder; returns the proof.
@@ -157,14 +151,14 @@ def write_merged(
         except WeightsMergeError:
             strategy = "full"
     merge = merge_files if strategy == "shard" else _merge_loaded
-    report = merge(checkpoint, folder, dtype, trust_remote_code)
+    report = merge(checkpoint, folder, dtype)
     chat = chat_of(checkpoint)
     write_chat_files(chat, checkpoint.base_folder, folder)
     proof = Proof.of(checkpoint)
     proof.facts |= report.facts(dtype) | chat.facts
     proof.facts["vLLM"] = "vllm serve FOLDER"
     if verify:
-        _verify(checkpoint, folder, dtype, strategy, device, trust_remote_code, vllm_python, proof)
+        _verify(checkpoint, folder, dtype, strategy, device, vllm_python, proof)
         proof.facts["peak memory with verification"] = f"{peak_memory_bytes() / 2**20:.0f} MiB"
     proof.write(folder)
     return proof
@@ -176,7 +170,6 @@ def _verify(
     dtype: str,
     strategy: str,
     device: str,
-    trust_remote_code: bool,
     vllm_python: str | None,
     proof: Proof,
 ) -> None:
@@ -194,12 +187,8 @@ def _verify(
     # The engine's model is freed, but the allocator keeps its pages.
     release_cached_memory(torch.device("cpu"))
     # Compute in float32, so that only the weights can cause a difference.
-    model = model_class(folder).from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=trust_remote_code
-    )
-    proof.facts["weights"] = _check_weights(
-        checkpoint, folder, model, dtype, strategy, trust_remote_code
-    )
+    model = loaded_model(folder)
+    proof.facts["weights"] = _check_weights(checkpoint, folder, model, dtype, strategy)
     export, reader = f"merged model, {dtype}", f"transformers {version('transformers')}"
     if dtype == "float32":
         compared = compare_exact(export, reference, model, prompts, reader)
@@ -217,19 +206,14 @@ def _verify(
 
 
 def _check_weights(
-    checkpoint: Checkpoint,
-    folder: Path,
-    model: Any,
-    dtype: str,
-    strategy: str,
-    trust_remote_code: bool,
+    checkpoint: Checkpoint, folder: Path, model: Any, dtype: str, strategy: str
 ) -> str:
     """Checks that each weight of the merged model is ``W + s B A`` (or ``W``), rounded once."""
     # Rounding to 16 bits changes log-probabilities more than some mistakes would.
     if strategy == "shard":
-        count = check_merged_files(checkpoint, folder, dtype, trust_remote_code)
+        count = check_merged_files(checkpoint, folder, dtype)
     else:
-        wanted = _loaded_sum(checkpoint, trust_remote_code, MergeReport()).state_dict()
+        wanted = _loaded_sum(checkpoint, MergeReport()).state_dict()
         found = model.state_dict()
         for name, expected in wanted.items():
             # The model was loaded in float32, which has every value of its files.
@@ -241,24 +225,15 @@ def _check_weights(
     return f"each of the {count} tensors is W + s B A, or that of the base model, rounded once"
 
 
-def _merge_loaded(
-    checkpoint: Checkpoint, folder: Path, dtype: str, trust_remote_code: bool = False
-) -> MergeReport:
+def _merge_loaded(checkpoint: Checkpoint, folder: Path, dtype: str) -> MergeReport:
     """Merges like ``merge_files``, but loads the whole model; for models without safetensors."""
     report = MergeReport(merged=len(checkpoint.updates))
-    model = _loaded_sum(checkpoint, trust_remote_code, report)
-    target = getattr(torch, dtype)
-    floats = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
-    for name, weight in floats.items():
-        rounded = weight.to(target).float()
-        difference = (rounded - weight).abs().max().item()
-        if not difference < float("inf"):  # also catches NaN
-            raise WeightsMergeError(
-                f"{name}: a weight is not finite in {dtype}; choose dtype=bfloat16 or dtype=float32"
-            )
-        if difference > report.largest_rounding:
-            report.largest_rounding, report.rounding_of = difference, name
-    report.tensors = len(model.state_dict())
+    model = _loaded_sum(checkpoint, report)
+    target, state = getattr(torch, dtype), model.state_dict()
+    for name, weight in state.items():
+        if weight.is_floating_point():
+            report.rounded(name, weight, target)
+    report.tensors = len(state)
     model.to(target).save_pretrained(folder)
     copy_small_files(checkpoint.base_folder, folder)
     report.bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -266,16 +241,11 @@ def _merge_loaded(
     return report
 
 
-def _loaded_sum(checkpoint: Checkpoint, trust_remote_code: bool, report: MergeReport) -> Any:
+def _loaded_sum(checkpoint: Checkpoint, report: MergeReport) -> Any:
     """Returns the base model in float32 with the updates added to its weights."""
-    model: Any = model_class(checkpoint.base_folder).from_pretrained(
-        checkpoint.base_folder,
-        dtype=torch.float32,
-        local_files_only=True,
-        trust_remote_code=trust_remote_code,
-    )
+    model = loaded_model(checkpoint.base_folder)
     head = model.get_output_embeddings()
-    if HEAD in checkpoint.updates and is_tied(checkpoint.base_folder, trust_remote_code):
+    if HEAD in checkpoint.updates and is_tied(checkpoint.base_folder):
         # Untie the head before it is changed.
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
         for config in {id(c): c for c in (model.config, model.config.get_text_config())}.values():

@@ -110,36 +110,38 @@ class Architecture:
     def stored(self, name: str, tensor: Tensor) -> Tensor:
         """Returns a tensor with the row order and values that llama.cpp stores.
 
+        transformers stores a rotary pair of q or k in rows (i, i + head_size/2) of a head;
+        llama.cpp's architecture ``llama`` stores it in rows (2i, 2i + 1). Gemma multiplies by 1 +
+        the weight of a norm, and llama.cpp by the stored value.
+
         Args:
             name: Name in transformers; ``lora_B`` in place of ``weight`` for that matrix.
             tensor: [out, in], [out], or [out, r] for ``lora_B``.
         """
-        rotary = _ROTARY.search(name)
-        if self.name == _LLAMA and rotary:
-            heads = self.config.num_attention_heads
-            if rotary[1] == "k":
-                heads = self.config.num_key_value_heads
-            return pairs_from_halves(tensor, int(heads))
-        # Gemma multiplies by 1 + weight; llama.cpp multiplies by the stored value.
-        if self.name == _GEMMA3 and name.endswith("norm.weight"):
-            return tensor + 1
-        return tensor
+        if heads := self._rotary_heads(name):
+            return _swapped(tensor, heads, 2, -1)
+        return tensor + 1 if self._is_offset(name) else tensor
 
     def restored(self, name: str, tensor: Tensor) -> Tensor:
         """Inverse of ``stored``."""
+        if heads := self._rotary_heads(name):
+            return _swapped(tensor, heads, -1, 2)
+        return tensor - 1 if self._is_offset(name) else tensor
+
+    def _rotary_heads(self, name: str) -> int:
+        """Returns the number of heads of a tensor whose rows are reordered; 0 for others."""
         rotary = _ROTARY.search(name)
-        if self.name == _LLAMA and rotary:
-            heads = self.config.num_attention_heads
-            if rotary[1] == "k":
-                heads = self.config.num_key_value_heads
-            return halves_from_pairs(tensor, int(heads))
-        if self.name == _GEMMA3 and name.endswith("norm.weight"):
-            return tensor - 1
-        return tensor
+        if self.name != _LLAMA or not rotary:
+            return 0
+        config = self.config
+        return config.num_attention_heads if rotary[1] == "q" else config.num_key_value_heads
+
+    def _is_offset(self, name: str) -> bool:
+        return self.name == _GEMMA3 and name.endswith("norm.weight")
 
     def write(self, writer: gguf.GGUFWriter) -> None:
         """Adds the shape of the model and its positions to the metadata."""
-        config, swa = self.config, self.name == _GEMMA3
+        config = self.config
         context = int(config.max_position_embeddings)
         if self.name == _LLAMA and getattr(config, "sliding_window", None):
             # llama.cpp uses full attention here, which is equal as long as the text fits the
@@ -167,7 +169,7 @@ class Architecture:
             if kind == "yarn":
                 original = rope.get("original_max_position_embeddings") or context
                 writer.add_rope_scaling_orig_ctx_len(int(original))
-        if swa:
+        if self.name == _GEMMA3:
             writer.add_sliding_window(int(config.sliding_window))
             local = config.rope_parameters["sliding_attention"]["rope_theta"]
             writer.add_rope_freq_base_swa(float(local))
@@ -226,17 +228,7 @@ class Architecture:
             )
 
 
-def pairs_from_halves(tensor: Tensor, heads: int) -> Tensor:
-    """Returns rows of q or k in llama.cpp's order.
-
-    transformers stores a rotary pair in rows (i, i + head_size/2) of a head; llama.cpp's
-    architecture ``llama`` stores it in rows (2i, 2i + 1).
-    """
-    split = tensor.reshape(heads, 2, -1, *tensor.shape[1:])
-    return split.transpose(1, 2).reshape(tensor.shape)
-
-
-def halves_from_pairs(tensor: Tensor, heads: int) -> Tensor:
-    """Inverse of ``pairs_from_halves``."""
-    split = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
+def _swapped(tensor: Tensor, *shape: int) -> Tensor:
+    """Returns the rows with the last two of the axes ``shape`` swapped."""
+    split = tensor.reshape(*shape, *tensor.shape[1:])
     return split.transpose(1, 2).reshape(tensor.shape)

@@ -6,10 +6,12 @@ are in memory at the same time.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +19,10 @@ import numpy as np
 
 from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError, nearest
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.weights._chat_files import Chat, chat_of
+from tinker_cookbook.weights._chat_files import chat_of
 from tinker_cookbook.weights._gguf_architectures import ROPE_FACTORS, Architecture
 from tinker_cookbook.weights._gguf_tokenizer import vocabulary_of
+from tinker_cookbook.weights._merge import weight_files
 from tinker_cookbook.weights._modules import HEAD
 from tinker_cookbook.weights._source import Checkpoint, LowRankUpdate
 
@@ -27,31 +30,13 @@ if TYPE_CHECKING:
     import gguf
     from torch import Tensor
 
-Watch = Callable[[str, int, int], None]
-"""Called with a description of the work, the finished steps, and the number of all steps."""
-
 QUANTS = ("f32", "f16", "bf16", "q8_0", "q4_0")
 EMBEDDINGS = "model.embed_tokens.weight"
 _HEAD_WEIGHT = f"{HEAD}.weight"
-_INDEX = "model.safetensors.index.json"
 _FILE_TYPES = {
     "f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0",
     "q4_0": "MOSTLY_Q4_0",
 }  # fmt: skip
-
-
-@dataclass
-class FileReport:
-    """Statistics of a written file."""
-
-    types: dict[str, int] = field(default_factory=dict)
-    """Type -> number of tensors."""
-    merged: int = 0
-    """Tensors that the adapter changed."""
-    untied: bool = False
-    """Whether the head is stored separately although the base model ties it to the embeddings."""
-    chat: dict[str, str] = field(default_factory=dict)
-    """Facts about the chat template and the stops of a model's file."""
 
 
 def check_quant(quant: str) -> str:
@@ -65,77 +50,55 @@ def check_quant(quant: str) -> str:
 
 
 def write_model_file(
-    checkpoint: Checkpoint,
-    path: Path,
-    quant: str,
-    *,
-    merge: bool = True,
-    separate_head: bool = False,
-    watch: Watch | None = None,
-) -> FileReport:
-    """Writes a model as GGUF.
+    checkpoint: Checkpoint, path: Path, quant: str, *, merge: bool = True
+) -> dict[str, str]:
+    """Writes a model as GGUF; returns facts about it for the proof.
 
     Args:
         checkpoint: The adapter, and the folder of its base model.
         path: File to write.
         quant: One of ``QUANTS``, for all matrices with rows that are multiples of its block.
         merge: Whether to merge the adapter; ``False`` writes only the base model.
-        separate_head: Store the head separately from the embeddings even if nothing changes it: a
-            LoRA file can change only a matrix that the base model's file has.
-        watch: Called after each tensor.
 
     Raises:
         WeightsMergeError: llama.cpp lacks the architecture, or the adapter belongs to another
             model.
     """
     import gguf
-    import torch
 
-    report = FileReport()
-    with _model_tensors(checkpoint, quant, merge, separate_head) as tensors:
-        architecture, report.untied = tensors.architecture, tensors.untied
-        writer = gguf.GGUFWriter(path, architecture.name)
-        try:
-            chat = chat_of(checkpoint)
-            report.chat = chat.facts
-            _write_metadata(checkpoint, writer, architecture, quant, chat)
-            for name, kind in tensors.types.items():
-                shape = tensors.stored[name].get_shape()
-                _announce(writer, architecture.tensor_name(name), shape, kind)
-                report.types[kind.name] = report.types.get(kind.name, 0) + 1
-            factors = architecture.rope_factors()
-            if factors is not None:
-                kind = gguf.GGMLQuantizationType.F32
-                _announce(writer, ROPE_FACTORS, list(factors.shape), kind)
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_ti_data_to_file()
-            doing = f"writing {'the model' if merge else 'the base model'}, {quant}"
-            for done, (name, kind) in enumerate(tensors.types.items(), start=1):
-                # Copy: the mapped file is read-only, and the update is added in place.
-                tensor = tensors.stored[name][:].to(torch.float32, copy=True)
-                update = tensors.updates.get(name.removesuffix(".weight"))
-                if update is not None:
-                    tensor += update.delta()
-                    report.merged += 1
-                writer.write_tensor_data(_encode(architecture.stored(name, tensor), kind, name))
-                if watch is not None:
-                    watch(doing, done, len(tensors.types))
-            if factors is not None:
-                writer.write_tensor_data(factors.float().numpy())
-        finally:
-            writer.close()
-    return report
+    architecture, chat = Architecture.of(checkpoint.base_folder), chat_of(checkpoint)
+    tensors = _model_tensors(checkpoint, architecture, quant, merge)
+    tokenizer = get_tokenizer(str(checkpoint.base_folder))
+    vocabulary = vocabulary_of(tokenizer, int(architecture.config.vocab_size), chat)
+    with closing(gguf.GGUFWriter(path, architecture.name)) as writer:
+        writer.add_type("model")
+        _write_names(checkpoint, writer)
+        writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[quant]])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        architecture.write(writer)
+        vocabulary.write(writer)
+        for one in tensors:
+            block, size = gguf.GGML_QUANT_SIZES[one.kind]
+            count = prod(one.shape) // block * size
+            writer.add_tensor_info(one.name, one.shape, np.dtype(np.float32), count, one.kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for one in tensors:
+            writer.write_tensor_data(one.encoded())
+    kinds = Counter(one.kind.name for one in tensors)
+    facts = {"tensors": ", ".join(f"{count} {name}" for name, count in sorted(kinds.items()))}
+    if merge:
+        facts["changed tensors"] = str(len(checkpoint.updates))
+        if HEAD in checkpoint.updates and architecture.config.tie_word_embeddings:
+            facts["head"] = (
+                "stored as output.weight, apart from the embeddings, because the adapter changes "
+                "the head alone"
+            )
+    return facts | chat.facts
 
 
-def check_model_file(
-    checkpoint: Checkpoint,
-    path: Path,
-    quant: str,
-    *,
-    merge: bool = True,
-    separate_head: bool = False,
-) -> str:
+def check_model_file(checkpoint: Checkpoint, path: Path, quant: str, *, merge: bool = True) -> str:
     """Checks that each tensor of a model's file is ``W + s B A`` (or ``W``), rounded to its type;
     returns a sentence for the proof. Reads one tensor after the other.
 
@@ -144,79 +107,89 @@ def check_model_file(
     """
     import gguf
 
-    found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-    with _model_tensors(checkpoint, quant, merge, separate_head) as tensors:
-        factors = tensors.architecture.rope_factors()
-        if factors is not None:
-            exact = gguf.GGMLQuantizationType.F32
-            _check_stored(found, ROPE_FACTORS, exact, factors.float().numpy())
-        for name, kind in tensors.types.items():
-            expected = tensors.stored[name][:].float()
-            update = tensors.updates.get(name.removesuffix(".weight"))
-            if update is not None:
-                expected = expected + update.delta()
-            encoded = _encode(tensors.architecture.stored(name, expected), kind, name)
-            _check_stored(found, tensors.architecture.tensor_name(name), kind, encoded)
-        count = len(tensors.types)
+    architecture = Architecture.of(checkpoint.base_folder)
+    tensors = _model_tensors(checkpoint, architecture, quant, merge)
+    _check_stored(gguf.GGUFReader(path), tensors)
+    return (
+        f"each of the {len(tensors)} tensors is W + s B A, or that of the base model, rounded once"
+    )
+
+
+def _check_stored(reader: gguf.GGUFReader, tensors: Sequence[_Tensor]) -> None:
+    """Raises unless a file has exactly these tensors, with these types and values."""
+    found = {tensor.name: tensor for tensor in reader.tensors}
+    for one in tensors:
+        stored = found.pop(one.name, None)
+        # Exactly: a bound as large as the rounding would hide updates that are smaller than it.
+        if (
+            stored is None
+            or stored.tensor_type != one.kind
+            or stored.data.tobytes() != one.encoded().tobytes()
+        ):
+            raise WeightsMergeError(
+                f"{one.name}: the file has other values than W + s B A rounded to "
+                f"{one.kind.name.lower()}; nothing was written"
+            )
     if found:
-        raise WeightsMergeError(f"{path.name}: the model has no tensors {sorted(found)[:3]}")
-    return f"each of the {count} tensors is W + s B A, or that of the base model, rounded once"
-
-
-def _check_stored(
-    found: dict[str, Any], name: str, kind: gguf.GGMLQuantizationType, encoded: np.ndarray
-) -> None:
-    """Removes a tensor from those of a file; raises unless it has this type and these values."""
-    stored = found.pop(name, None)
-    # Exactly: a bound as large as the rounding would hide updates that are smaller than it.
-    if stored is None or stored.tensor_type != kind or stored.data.tobytes() != encoded.tobytes():
-        raise WeightsMergeError(
-            f"{name}: the file has other values than W + s B A rounded to {kind.name.lower()}; "
-            "nothing was written"
-        )
+        raise WeightsMergeError(f"the file has tensors that the model lacks: {sorted(found)[:3]}")
 
 
 @dataclass(frozen=True)
-class _ModelTensors:
-    """Tensors of a model's file, by their names in transformers."""
+class _Tensor:
+    """A tensor of a file; its values are read and encoded when they are needed."""
 
-    architecture: Architecture
-    stored: dict[str, Any]
-    """Slices of the base model's files."""
-    updates: dict[str, LowRankUpdate]
-    types: dict[str, gguf.GGMLQuantizationType]
-    untied: bool
+    name: str
+    """Name in llama.cpp."""
+    shape: list[int]
+    kind: gguf.GGMLQuantizationType
+    encoded: Callable[[], np.ndarray]
 
 
-@contextmanager
 def _model_tensors(
-    checkpoint: Checkpoint, quant: str, merge: bool, separate_head: bool
-) -> Iterator[_ModelTensors]:
-    architecture = Architecture.of(checkpoint.base_folder)
-    updates = dict(checkpoint.updates) if merge else {}
-    with ExitStack() as files:
-        stored = _stored_tensors(checkpoint.base_folder, files)
-        tied = bool(architecture.config.tie_word_embeddings)
-        if tied:
-            # Some files of tied models have a copy of the head, which loaders ignore.
-            stored.pop(_HEAD_WEIGHT, None)
-        untied = tied and (HEAD in updates or separate_head)
-        if untied:
+    checkpoint: Checkpoint, architecture: Architecture, quant: str, merge: bool
+) -> list[_Tensor]:
+    from gguf import GGMLQuantizationType
+    from safetensors import safe_open
+
+    stored = {}
+    for path in weight_files(checkpoint.base_folder):
+        opened = safe_open(path, "pt")
+        # Buffers in old files; llama.cpp computes them itself.
+        names = (key for key in opened.keys() if not key.endswith("rotary_emb.inv_freq"))  # noqa: SIM118
+        stored |= {key: opened.get_slice(key) for key in names}
+    updates = checkpoint.updates if merge else {}
+    if architecture.config.tie_word_embeddings:
+        # Some files of tied models have a copy of the head, which loaders ignore.
+        stored.pop(_HEAD_WEIGHT, None)
+        if HEAD in updates:
             stored[_HEAD_WEIGHT] = stored[EMBEDDINGS]
-        _check_updates(checkpoint, updates, stored)
-        types = {
-            name: _type_of(architecture.tensor_name(name), stored, name, quant) for name in stored
-        }
-        yield _ModelTensors(architecture, stored, updates, types, untied)
+    _check_updates(checkpoint, updates, stored)
+    # 4 bits hurt the output matrix most; in a tied model it is also the embedding matrix.
+    head = _HEAD_WEIGHT if _HEAD_WEIGHT in stored else EMBEDDINGS
+
+    def planned(name: str) -> _Tensor:
+        shape, update = stored[name].get_shape(), updates.get(name.removesuffix(".weight"))
+        kind = _type_of(shape, "q8_0" if quant == "q4_0" and name == head else quant)
+
+        def encoded() -> np.ndarray:
+            tensor = stored[name][:].float()
+            if update is not None:
+                tensor = tensor + update.delta()
+            return _encode(architecture.stored(name, tensor), kind, name)
+
+        return _Tensor(architecture.tensor_name(name), shape, kind, encoded)
+
+    tensors = [planned(name) for name in stored]
+    factors = architecture.rope_factors()
+    if factors is not None:
+        values = factors.float().numpy()
+        exact = GGMLQuantizationType.F32
+        tensors.append(_Tensor(ROPE_FACTORS, list(values.shape), exact, lambda: values))
+    return tensors
 
 
-def write_adapter_file(checkpoint: Checkpoint, path: Path, quant: str) -> FileReport:
-    """Writes the adapter as a LoRA file of llama.cpp.
-
-    Args:
-        checkpoint: The adapter, and the folder of its base model.
-        path: File to write.
-        quant: ``f32`` or ``f16``.
+def write_adapter_file(checkpoint: Checkpoint, path: Path, quant: str) -> dict[str, str]:
+    """Writes the adapter as a LoRA file of llama.cpp, in ``f32`` or ``f16``; returns facts.
 
     Raises:
         WeightsMergeError: llama.cpp lacks the architecture or one of the adapted modules.
@@ -224,23 +197,18 @@ def write_adapter_file(checkpoint: Checkpoint, path: Path, quant: str) -> FileRe
     import gguf
 
     architecture = Architecture.of(checkpoint.base_folder)
-    kind = gguf.GGMLQuantizationType[quant.upper()]
-    report = FileReport()
-    writer = gguf.GGUFWriter(path, architecture.name)
-    try:
+    tensors = _adapter_tensors(checkpoint, architecture, quant)
+    with closing(gguf.GGUFWriter(path, architecture.name)) as writer:
         writer.add_type("adapter")
         _write_names(checkpoint, writer)
         writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
         writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, _alpha(checkpoint))
-        for name, array in _adapter_tensors(checkpoint, architecture, kind):
-            writer.add_tensor(name, array, raw_dtype=kind)
-        report.types[kind.name] = 2 * len(checkpoint.updates)
+        for one in tensors:
+            writer.add_tensor(one.name, one.encoded(), raw_dtype=one.kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
-    finally:
-        writer.close()
-    return report
+    return {"tensors": f"{len(tensors)} {quant.upper()}"}
 
 
 def check_adapter_file(checkpoint: Checkpoint, path: Path, quant: str) -> str:
@@ -248,16 +216,12 @@ def check_adapter_file(checkpoint: Checkpoint, path: Path, quant: str) -> str:
     ``check_model_file``."""
     import gguf
 
-    architecture = Architecture.of(checkpoint.base_folder)
-    kind, reader = gguf.GGMLQuantizationType[quant.upper()], gguf.GGUFReader(path)
-    found = {tensor.name: tensor for tensor in reader.tensors}
+    reader = gguf.GGUFReader(path)
     alpha = reader.fields[gguf.Keys.Adapter.LORA_ALPHA].contents()
     if alpha != np.float32(_alpha(checkpoint)):
         raise WeightsMergeError(f"{path.name}: alpha is {alpha}, expected {_alpha(checkpoint)}")
-    for name, array in _adapter_tensors(checkpoint, architecture, kind):
-        _check_stored(found, name, kind, array)
-    if found:
-        raise WeightsMergeError(f"{path.name}: the adapter has no tensors {sorted(found)[:3]}")
+    architecture = Architecture.of(checkpoint.base_folder)
+    _check_stored(reader, _adapter_tensors(checkpoint, architecture, quant))
     return f"the factors of each of the {len(checkpoint.updates)} updates, rounded once"
 
 
@@ -268,40 +232,24 @@ def _alpha(checkpoint: Checkpoint) -> float:
 
 
 def _adapter_tensors(
-    checkpoint: Checkpoint, architecture: Architecture, kind: gguf.GGMLQuantizationType
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields llama.cpp's name and the encoded values of each factor."""
+    checkpoint: Checkpoint, architecture: Architecture, quant: str
+) -> list[_Tensor]:
+    """Returns the factors of each update."""
+    import gguf
+
+    kind, tensors = gguf.GGMLQuantizationType[quant.upper()], []
     for module, update in checkpoint.updates.items():
         name = architecture.tensor_name(f"{module}.weight")
         b = architecture.stored(f"{module}.lora_B", update.b)
         b = b * (update.scaling * len(update.a) / _alpha(checkpoint))
-        for side, tensor in (("a", update.a), ("b", b)):
-            yield f"{name}.lora_{side}", _encode(tensor, kind, f"{module}.lora_{side}")
-
-
-def _stored_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
-    """Returns the tensor slices of a model's safetensors files by name; ``files`` closes them."""
-    from safetensors import safe_open
-
-    index = folder / _INDEX
-    names = ["model.safetensors"]
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    stored = {}
-    for name in names:
-        if not (folder / name).is_file():
-            raise WeightsMergeError(
-                f"{folder}: has no {name}; expected a model with safetensors files. Save it once "
-                "with save_pretrained() of transformers"
-            )
-        opened = files.enter_context(safe_open(folder / name, "pt"))
-        stored |= {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118
-    # Buffers in old files; llama.cpp computes them itself.
-    return {key: one for key, one in stored.items() if not key.endswith("rotary_emb.inv_freq")}
+        for side, tensor in (("lora_a", update.a), ("lora_b", b)):
+            encoded = partial(_encode, tensor, kind, f"{module}.{side}")
+            tensors.append(_Tensor(f"{name}.{side}", list(tensor.shape), kind, encoded))
+    return tensors
 
 
 def _check_updates(
-    checkpoint: Checkpoint, updates: dict[str, LowRankUpdate], stored: dict[str, Any]
+    checkpoint: Checkpoint, updates: Mapping[str, LowRankUpdate], stored: Mapping[str, Any]
 ) -> None:
     for module, update in updates.items():
         weight = stored.get(f"{module}.weight")
@@ -320,53 +268,16 @@ def _write_names(checkpoint: Checkpoint, writer: gguf.GGUFWriter) -> None:
     writer.add_base_model_name(0, checkpoint.base_model)
 
 
-def _write_metadata(
-    checkpoint: Checkpoint,
-    writer: gguf.GGUFWriter,
-    architecture: Architecture,
-    quant: str,
-    chat: Chat,
-) -> None:
+def _type_of(shape: Sequence[int], quant: str) -> gguf.GGMLQuantizationType:
     import gguf
 
-    writer.add_type("model")
-    _write_names(checkpoint, writer)
-    writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[quant]])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    architecture.write(writer)
-    tokenizer = get_tokenizer(str(checkpoint.base_folder))
-    vocabulary_of(tokenizer, int(architecture.config.vocab_size), chat).write(writer)
-
-
-def _type_of(
-    name: str, stored: dict[str, Any], source: str, quant: str
-) -> gguf.GGMLQuantizationType:
-    """Returns the type of a tensor."""
-    import gguf
-
-    shape = stored[source].get_shape()
     # Norms and biases are small, and llama.cpp applies them in float32.
     if len(shape) == 1:
         return gguf.GGMLQuantizationType.F32
-    # 4 bits hurt the output matrix most; in a tied model it is also the embedding matrix.
-    is_head = name == "output.weight" or (
-        name == "token_embd.weight" and _HEAD_WEIGHT not in stored
-    )
-    kind = gguf.GGMLQuantizationType["Q8_0" if quant == "q4_0" and is_head else quant.upper()]
+    kind = gguf.GGMLQuantizationType[quant.upper()]
     block, _ = gguf.GGML_QUANT_SIZES[kind]
     # Rows are quantized in blocks of 32.
     return kind if shape[-1] % block == 0 else gguf.GGMLQuantizationType.F16
-
-
-def _announce(
-    writer: gguf.GGUFWriter, name: str, shape: list[int], kind: gguf.GGMLQuantizationType
-) -> None:
-    """Adds a tensor's description to the file's header."""
-    import gguf
-
-    block, size = gguf.GGML_QUANT_SIZES[kind]
-    count = int(np.prod(shape))
-    writer.add_tensor_info(name, shape, np.dtype(np.float32), count // block * size, kind)
 
 
 def _encode(tensor: Tensor, kind: gguf.GGMLQuantizationType, name: str) -> np.ndarray:

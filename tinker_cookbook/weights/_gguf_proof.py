@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from tinker_cookbook.weights.proof import (
     EXACT,
     Comparison,
     PromptScores,
+    Proof,
     compare,
     compare_exact,
     model_logprobs,
@@ -39,7 +42,6 @@ BOUNDS = {
     "f32": (1e-3, "largest"), "f16": (0.02, "mean"), "bf16": (0.1, "mean"),
     "q8_0": (0.2, "mean"), "q4_0": (1.5, "mean"),
 }  # fmt: skip
-NO_LLAMA_CPP = "not loaded in llama.cpp: pip install xllamacpp to compare there too"
 
 # Texts that tokenizers split differently. Accents are composed: llama.cpp does not normalize them.
 TEXTS = (
@@ -51,31 +53,14 @@ TEXTS = (
 )
 
 
-def llama_cpp_version() -> str | None:
-    """Returns the version of ``xllamacpp``, or None if it is not installed."""
-    if find_spec("xllamacpp") is None:
-        return None
-    from importlib.metadata import version
-
-    return version("xllamacpp")
-
-
-def run_llama_cpp(
-    model: Path, lora: Path | None, prompts: Sequence[list[int]], texts: Sequence[str]
-) -> dict[str, Any]:
-    """Runs ``_llama_cpp.main`` in a separate process and returns its answer.
-
-    Raises:
-        WeightsError: llama.cpp does not load the files.
-    """
-    request = {
-        "model": str(model),
-        "lora": "" if lora is None else str(lora),
-        "prompts": list(prompts),
-        "texts": list(texts),
-    }
-    program = f"llama.cpp (xllamacpp {llama_cpp_version()})"
-    return run_reader(_llama_cpp.__file__, request, program=program, error_lines=" E ")
+def has_llama_cpp(proof: Proof) -> bool:
+    """Returns whether ``xllamacpp`` is installed; the proof states it if not."""
+    found = find_spec("xllamacpp") is not None
+    if not found:
+        proof.facts["llama.cpp"] = (
+            "not loaded in llama.cpp: pip install xllamacpp to compare there too"
+        )
+    return found
 
 
 def compare_in_llama_cpp(
@@ -86,41 +71,42 @@ def compare_in_llama_cpp(
     quant: str,
     reference: Sequence[PromptScores],
 ) -> Comparison:
-    """Compares llama.cpp's log-probabilities and tokens with the engine's.
+    """Compares llama.cpp's log-probabilities and tokens with the engine's, in another process.
 
     Raises:
         WeightsError: llama.cpp does not load the files, or tokenizes a text differently.
     """
-    prompts = [scores.tokens for scores in reference]
     tokenizer = get_tokenizer(str(checkpoint.base_folder))
     texts = [*TEXTS, *_chat_text(tokenizer)]
-    answer = run_llama_cpp(model, lora, prompts, texts)
+    reader = f"llama.cpp (xllamacpp {version('xllamacpp')})"
+    request = {
+        "model": str(model),
+        "lora": "" if lora is None else str(lora),
+        "prompts": [scores.tokens for scores in reference],
+        "texts": texts,
+    }
+    answer = run_reader(_llama_cpp.__file__, request, program=reader, error_lines=" E ")
     for text, tokens in zip(texts, answer["tokens"], strict=True):
         expected = list(tokenizer.encode(text))
         if tokens != expected:
-            at = next(
-                (i for i, (x, y) in enumerate(zip(tokens, expected, strict=False)) if x != y),
-                min(len(tokens), len(expected)),
-            )
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(tokens, expected, strict=False))
+            at = len(list(same))
             raise WeightsError(
                 f"{export}: llama.cpp splits {text!r} into other tokens than the tokenizer of "
                 f"{checkpoint.base_model}: token {at} is {tokens[at : at + 3]}, expected "
                 f"{expected[at : at + 3]}; nothing was written"
             )
     # llama.cpp returns no value for a token that ends within a character.
-    kept = [np.array([x is not None for x in row]) for row in answer["logprobs"]]
-    found = [
-        np.array([x for x in row if x is not None], dtype=np.float64) for row in answer["logprobs"]
+    rows = [np.array(row, dtype=np.float64) for row in answer["logprobs"]]
+    kept = [
+        replace(scores, logprobs=scores.logprobs[~np.isnan(row)])
+        for scores, row in zip(reference, rows, strict=True)
     ]
-    expected_scores = [
-        replace(scores, logprobs=scores.logprobs[mask])
-        for scores, mask in zip(reference, kept, strict=True)
-    ]
+    found = [row[~np.isnan(row)] for row in rows]
     bound, measure = BOUNDS[quant]
     if quant == "f32" and Architecture.of(checkpoint.base_folder).name == "gemma3":
         bound = 0.01  # llama.cpp computes Gemma's activation with a float16 table
-    reader = f"llama.cpp (xllamacpp {answer['version']})"
-    return compare(export, reader, expected_scores, found, bound=bound, measure=measure)
+    return compare(export, reader, kept, found, bound=bound, measure=measure)
 
 
 def compare_model_read_back(
@@ -131,8 +117,6 @@ def compare_model_read_back(
     Raises:
         WeightsError: The file lacks a tensor of the model.
     """
-    from importlib.metadata import version
-
     from transformers import AutoModelForCausalLM
 
     architecture = Architecture.of(checkpoint.base_folder)
@@ -171,8 +155,6 @@ def compare_adapter_read_back(
     device: str,
 ) -> Comparison:
     """Loads an adapter's file, applies it in the engine and compares log-probabilities."""
-    from importlib.metadata import version
-
     import gguf
 
     architecture = Architecture.of(checkpoint.base_folder)

@@ -61,6 +61,24 @@ class MergeReport:
     peak_bytes: int = 0
     """Peak resident memory of the process so far."""
 
+    def rounded(self, name: str, weights: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns weights in another dtype, and records the largest rounding.
+
+        Raises:
+            WeightsMergeError: A weight is not finite.
+        """
+        rounded = weights.to(dtype)
+        if weights.is_floating_point() and dtype != weights.dtype and weights.numel():
+            largest = (rounded.to(weights.dtype) - weights).abs().max().item()
+            if not largest < float("inf"):  # also catches NaN
+                raise WeightsMergeError(
+                    f"{name}: a weight is not finite in {str(dtype)[6:]}; choose dtype=bfloat16 "
+                    "or dtype=float32"
+                )
+            if largest > self.largest_rounding:
+                self.largest_rounding, self.rounding_of = largest, name
+        return rounded
+
     def facts(self, dtype: str) -> dict[str, str]:
         """Returns the report as texts for the proof and the card."""
         facts = {
@@ -105,9 +123,7 @@ def check_merge_dtype(dtype: str) -> str:
     return dtype
 
 
-def merge_files(
-    checkpoint: Checkpoint, out: Path, dtype: str, trust_remote_code: bool = False
-) -> MergeReport:
+def merge_files(checkpoint: Checkpoint, out: Path, dtype: str) -> MergeReport:
     """Writes the merged model into the existing folder ``out``.
 
     Args:
@@ -121,7 +137,7 @@ def merge_files(
     """
     folder = checkpoint.base_folder
     config = model_config(folder)
-    plan = _plan_merge(checkpoint, config, dtype, is_tied(folder, trust_remote_code))
+    plan = _plan_merge(checkpoint, config, dtype)
     report = MergeReport(untied=plan.untied)
     weight_map = {}
     for name, planned in plan.files.items():
@@ -140,9 +156,7 @@ def merge_files(
     return report
 
 
-def check_merged_files(
-    checkpoint: Checkpoint, out: Path, dtype: str, trust_remote_code: bool = False
-) -> int:
+def check_merged_files(checkpoint: Checkpoint, out: Path, dtype: str) -> int:
     """Checks that each tensor in the files of ``out`` is ``W + s B A`` (or ``W``), rounded once to
     its dtype; returns their number. Reads both models in blocks of rows.
 
@@ -150,8 +164,7 @@ def check_merged_files(
         WeightsMergeError: A tensor is missing, or has other values.
     """
     folder, count = checkpoint.base_folder, 0
-    tied = is_tied(folder, trust_remote_code)
-    for file, planned in _plan_merge(checkpoint, model_config(folder), dtype, tied).files.items():
+    for file, planned in _plan_merge(checkpoint, model_config(folder), dtype).files.items():
         written = read_header(out / file)
         for one in planned:
             found = written.pop(one.new.name, None)
@@ -182,7 +195,7 @@ def check_stored(name: str, stored: Tensor, expected: Tensor) -> None:
         )
 
 
-def _plan_merge(checkpoint: Checkpoint, config: Mapping[str, Any], dtype: str, tied: bool) -> _Plan:
+def _plan_merge(checkpoint: Checkpoint, config: Mapping[str, Any], dtype: str) -> _Plan:
     """Maps each update to a tensor of a file; reads only the headers."""
     folder, source = checkpoint.base_folder, checkpoint.name
     if config.get("quantization_config"):
@@ -196,7 +209,7 @@ def _plan_merge(checkpoint: Checkpoint, config: Mapping[str, Any], dtype: str, t
     changes: dict[str, LowRankUpdate] = {}
     plan = _Plan()
     updates = by_file(checkpoint.updates, stored, source)
-    untied = {HEAD} if tied else set()
+    untied = {HEAD} if is_tied(folder) else set()
     names = stored_names(folder, stored, [f"{module}.weight" for module in updates.keys() - untied])
     for module, update in updates.items():
         unties = module in untied
@@ -236,25 +249,27 @@ def weight_files(folder: Path) -> list[Path]:
         names = ["model.safetensors"] if (folder / "model.safetensors").is_file() else []
     if not names:
         raise WeightsMergeError(
-            f"{folder}: has no safetensors files; set merge_strategy=full, which loads the base "
-            "model with transformers"
+            f"{folder}: has no safetensors files; save it with save_pretrained() of transformers, "
+            "or merge with merge_strategy=full, which loads the base model with transformers"
         )
     return [folder / name for name in names]
 
 
-def is_tied(folder: Path, trust_remote_code: bool = False) -> bool:
+def is_tied(folder: Path) -> bool:
     """Returns whether a model ties its head to the input embeddings."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     # Not read from config.json: if the key is missing, the architecture's default applies.
-    config = AutoConfig.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=trust_remote_code
-    )
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
     # transformers reads it from the configuration of the model that has the head.
-    of_text = model_class(folder) is AutoModelForCausalLM
-    return bool(
-        getattr(config.get_text_config() if of_text else config, "tie_word_embeddings", False)
-    )
+    if model_class(folder) is AutoModelForCausalLM:
+        config = config.get_text_config()
+    return bool(getattr(config, "tie_word_embeddings", False))
+
+
+def loaded_model(folder: Path) -> Any:
+    """Returns a model in float32."""
+    return model_class(folder).from_pretrained(folder, dtype=torch.float32, local_files_only=True)
 
 
 def _kept_in_float32(stored: Mapping[str, StoredTensor]) -> set[str]:
@@ -287,17 +302,7 @@ def _merged_blocks(planned: _Planned, report: MergeReport) -> Iterator[Tensor]:
             delta = (update.b[rows] @ update.a).mul_(update.scaling)
             report.largest_change = max(report.largest_change, delta.abs().max().item())
             changed = delta.add_(block)
-        rounded = changed.to(dtype)
-        if changed.is_floating_point() and dtype != changed.dtype:
-            largest = (rounded.to(changed.dtype) - changed).abs().max().item() if len(block) else 0
-            if not largest < float("inf"):  # also catches NaN
-                raise WeightsMergeError(
-                    f"{planned.new.name}: a weight is not finite in {str(dtype)[6:]}; choose "
-                    "dtype=bfloat16 or dtype=float32"
-                )
-            if largest > report.largest_rounding:
-                report.largest_rounding, report.rounding_of = largest, planned.new.name
-        yield rounded
+        yield report.rounded(planned.new.name, changed, dtype)
 
 
 def write_config(config: Mapping[str, Any], out: Path, dtype: str, untied: bool) -> None:

@@ -9,24 +9,19 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.weights._chat_format import chat_format, stop_texts
 
 
-def modelfile(
-    base_folder: Path, renderer_name: str, model: str, adapter: str | None, context: int
-) -> str:
+def modelfile(base_folder: Path, renderer_name: str, model: str, context: int) -> str:
     """Returns a ``Modelfile``.
 
     Args:
         base_folder: Base model; its tokenizer is used.
         renderer_name: Chat format that the model was trained with.
         model: File of the model, relative to the ``Modelfile``.
-        adapter: File of a LoRA adapter.
         context: Maximum context length in tokens.
     """
     tokenizer = get_tokenizer(str(base_folder))
     renderer = get_renderer(renderer_name, tokenizer)
     found = chat_format(renderer, tokenizer)
     lines = [f"FROM ./{model}"]
-    if adapter:
-        lines.append(f"ADAPTER ./{adapter}")
     if (
         found is None
         or not found.has_system

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,20 +44,16 @@ def check_output(out: str | os.PathLike[str], overwrite: bool = False) -> Path:
 
 def temporary_path(out: Path, role: str) -> Path:
     """Returns a path next to ``out``. If this process is killed, the next export deletes it."""
-    return out.with_name(f".{out.name}.{os.getpid()}.{role}")
+    return out.with_name(f".{out.name}.{role}")
 
 
-def _clean_up(out: Path) -> None:
-    """Restores or deletes the temporary paths of killed processes next to ``out``."""
-    for left in out.parent.glob(f".{glob.escape(out.name)}.*"):
-        name, pid, role = left.name.rpartition(".")[0], *left.name.split(".")[-2:]
-        if name != f".{out.name}.{pid}" or role not in _ROLES or _is_running(pid):
-            continue
-        # Killed between the two renames: restore the previous export.
-        if role == "old" and not out.exists():
-            os.rename(left, out)
-        else:
-            _delete(left)
+def _restore(out: Path) -> None:
+    """Restores the previous export after a stop between the two renames; deletes other temporary
+    paths."""
+    if (old := temporary_path(out, "old")).exists() and not out.exists():
+        os.rename(old, out)
+    for role in _ROLES:
+        _delete(temporary_path(out, role))
 
 
 def _delete(path: Path) -> None:
@@ -67,21 +61,6 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _is_running(pid: str) -> bool:
-    # Windows has no harmless signal to test a process; other suffixes are not from this package.
-    if sys.platform == "win32" or not pid.isdecimal():
-        return True
-    if int(pid) == os.getpid():  # left by an earlier process with the same id
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # a process of another user
-        return True
-    return True
 
 
 @contextmanager
@@ -110,20 +89,17 @@ def new_file(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def _new_output(out: Path) -> Iterator[Path]:
-    part, old = temporary_path(out, "part"), temporary_path(out, "old")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _clean_up(out)
-        yield part
+        _restore(out)
+        yield (part := temporary_path(out, "part"))
         # A rename cannot replace a non-empty folder, so move the previous export aside first.
         if out.is_dir():
-            os.rename(out, old)
+            os.rename(out, temporary_path(out, "old"))
         os.replace(part, out)
     except BaseException as error:
         # Also for KeyboardInterrupt: between the two renames, no folder has the final name.
-        if old.exists() and not out.exists():
-            os.rename(old, out)
-        _delete(part)
+        _restore(out)
         # safetensors raises its own error type with the system's message, and numpy an OSError
         # without a number if it could write only a part.
         is_full = isinstance(error, OSError) and error.errno in _FULL
@@ -134,4 +110,4 @@ def _new_output(out: Path) -> Iterator[Path]:
                 "nothing there has changed. Free some space or choose another folder with out=…"
             ) from error
         raise
-    _delete(old)
+    _delete(temporary_path(out, "old"))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import chz
 
 from tinker_cookbook.engine.checkpoints.format import SCHEME
-from tinker_cookbook.engine.checkpoints.store import CheckpointStore, RunInfo, TinkerPath
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore, TinkerPath
 from tinker_cookbook.engine.model.resolve import resolve_model
 from tinker_cookbook.engine.sampler_settings import check_vllm_python
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, WeightsError
@@ -18,13 +20,11 @@ from tinker_cookbook.utils.terminal import get_console
 from tinker_cookbook.weights._adapter import write_adapter
 from tinker_cookbook.weights._export import check_strategy, write_merged
 from tinker_cookbook.weights._merge import check_merge_dtype
-from tinker_cookbook.weights._model_card import ModelCardConfig
+from tinker_cookbook.weights._model_card import ModelCardConfig, write_card
 from tinker_cookbook.weights._output import check_output, new_folder
 from tinker_cookbook.weights._publish import publish_to_hf_hub
-from tinker_cookbook.weights._run_card import write_card
-from tinker_cookbook.weights._source import Checkpoint
 from tinker_cookbook.weights._vllm_proof import LORA_MODULE
-from tinker_cookbook.weights.proof import Proof, read_proof
+from tinker_cookbook.weights.proof import Proof, print_proof, read_proof
 from tinker_cookbook.weights.settings import ExportSettings
 
 __all__ = [
@@ -35,9 +35,7 @@ __all__ = [
     "card",
     "export",
     "merge",
-    "print_export",
     "publish",
-    "write_first_card",
 ]
 
 _LICENSE = re.compile(r"^license: *([\w.-]+) *$", re.MULTILINE)
@@ -88,46 +86,47 @@ class PublishSettings:
 
 def export(settings: ExportSettings) -> None:
     """Writes an adapter for PEFT and vLLM."""
-    out, started = check_output(settings.out, settings.overwrite), time.monotonic()
-    vllm_python = _check_vllm(settings)
-    checkpoint = settings.open()
-    with new_folder(out) as folder:
-        proof = write_adapter(
-            checkpoint,
-            folder,
-            verify=settings.verify,
-            device=settings.device,
-            vllm_python=vllm_python,
-        )
-        write_first_card(checkpoint, folder)
-    print_export(out, proof, started)
+    _write(settings, write_adapter)
 
 
 def merge(settings: MergeSettings) -> None:
     """Writes a merged model."""
     check_merge_dtype(settings.dtype)
     check_strategy(settings.merge_strategy)
+    _write(settings, partial(write_merged, dtype=settings.dtype, strategy=settings.merge_strategy))
+
+
+def _write(settings: ExportSettings, write: Callable[..., Proof]) -> None:
     out, started = check_output(settings.out, settings.overwrite), time.monotonic()
-    vllm_python = _check_vllm(settings)
+    vllm_python = settings.vllm_python
+    if vllm_python is not None:
+        if not settings.verify:
+            raise ConfigurationError("vllm_python: needs verify=True; leave one of the two out")
+        vllm_python = check_vllm_python(vllm_python)
     checkpoint = settings.open()
     with new_folder(out) as folder:
-        proof = write_merged(
+        proof = write(
             checkpoint,
             folder,
-            dtype=settings.dtype,
-            strategy=settings.merge_strategy,
             verify=settings.verify,
             device=settings.device,
             vllm_python=vllm_python,
         )
-        write_first_card(checkpoint, folder)
-    print_export(out, proof, started)
-
-
-def _check_vllm(settings: ExportSettings) -> str | None:
-    if settings.vllm_python is not None and not settings.verify:
-        raise ConfigurationError("vllm_python: needs verify=True; leave one of the two out")
-    return None if settings.vllm_python is None else check_vllm_python(settings.vllm_python)
+        write_card(
+            folder,
+            ModelCardConfig(
+                base_model=checkpoint.base_model, license=_license_of(checkpoint.base_folder)
+            ),
+            checkpoint=checkpoint.name,
+            log_path=_run_folder(checkpoint.name, checkpoint.metadata),
+        )
+    # The files may be moved, so their record has no path.
+    proof.facts = {
+        name: text.replace(LORA_MODULE, f"{out.name}={out}").replace("FOLDER", str(out))
+        for name, text in proof.facts.items()
+    }
+    files = sorted(path.name for path in out.iterdir())
+    print_proof(proof, f"{out}: {', '.join(files)}", started)
 
 
 def card(settings: CardSettings) -> None:
@@ -139,31 +138,21 @@ def card(settings: CardSettings) -> None:
             f"folder: {folder} has no proof.json or NAME.proof.json; expected a folder that "
             "`python -m tinker_cookbook.weights export`, merge or gguf wrote"
         )
-    run = _run_info(proof.checkpoint)
-    base_model = settings.base_model or proof.base_model or (run.base_model if run else "")
-    if not base_model:
-        raise ConfigurationError(
-            f"base_model: got none, and the proof of {folder} does not state it; add base_model="
-        )
-    metadata = run.user_metadata if run else {}
-    renderer_name = proof.renderer_name or metadata.get("renderer_name")
-    base_folder = resolve_model(base_model, need="tokenizer").folder
-    log_path = settings.log_path or _run_folder(proof.checkpoint, metadata)
+    base_model = settings.base_model or proof.base_model
     path = write_card(
         folder,
         ModelCardConfig(
             base_model=base_model,
             datasets=_names(settings.datasets),
             tags=_names(settings.tags),
-            license=settings.license or _license_of(base_folder),
+            license=settings.license
+            or _license_of(resolve_model(base_model, need="tokenizer").folder),
             language=_names(settings.language),
         ),
         repo_id=settings.repo_id,
         checkpoint=proof.checkpoint,
-        log_path=log_path,
+        log_path=settings.log_path or _recorded_folder(proof.checkpoint),
         evals=settings.evals,
-        renderer_name=renderer_name,
-        tokenizer_folder=base_folder,
     )
     get_console().print(str(path), markup=False, highlight=False, soft_wrap=True)
 
@@ -186,30 +175,17 @@ def publish(settings: PublishSettings) -> None:
     get_console().print(url, markup=False, highlight=False, soft_wrap=True)
 
 
-def write_first_card(checkpoint: Checkpoint, folder: Path) -> None:
-    """Writes the card of a new export, with the run's folder if it is on this machine."""
-    write_card(
-        folder,
-        ModelCardConfig(
-            base_model=checkpoint.base_model, license=_license_of(checkpoint.base_folder)
-        ),
-        checkpoint=checkpoint.name,
-        log_path=_run_folder(checkpoint.name, checkpoint.metadata),
-        renderer_name=checkpoint.metadata.get("renderer_name"),
-        tokenizer_folder=checkpoint.base_folder,
-    )
-
-
-def _run_info(path: str) -> RunInfo | None:
+def _recorded_folder(path: str) -> str | None:
     if not path.startswith(SCHEME):
         return None
     try:
-        return CheckpointStore().get_run(TinkerPath.parse(path).run_id).info
+        run = CheckpointStore().get_run(TinkerPath.parse(path).run_id).info
     except CheckpointError:  # the run is on a server, or has been deleted
         return None
+    return _run_folder(path, run.user_metadata)
 
 
-def _run_folder(path: str, metadata: dict[str, str]) -> str | None:
+def _run_folder(path: str, metadata: Mapping[str, str]) -> str | None:
     """Returns the folder of the run if it is on this machine."""
     log_path = metadata.get("log_path")
     if not log_path or not path.startswith(SCHEME):
@@ -230,20 +206,3 @@ def _license_of(base_folder: Path) -> str | None:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def print_export(out: Path, proof: Proof, started: float) -> None:
-    """Prints the written files, their facts and the comparison with the engine."""
-    console = get_console()
-
-    def show(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    for name, text in proof.facts.items():
-        # The files may be moved, so their record has no path.
-        here = text.replace(LORA_MODULE, f"{out.name}={out.absolute()}")
-        here = re.sub(r"\bFOLDER\b", str(out.absolute()), here)
-        show(f"{name}: {here}")
-    show(proof.table() if proof.comparisons else "not compared with the engine (verify=False)")
-    files = sorted(path.name for path in out.iterdir())
-    show(f"{out}: {', '.join(files)} ({time.monotonic() - started:.0f} s)")

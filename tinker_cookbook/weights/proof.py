@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from tinker_cookbook.engine.vision.tower import has_vision
 from tinker_cookbook.exceptions import WeightsAdapterError, WeightsError
 from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils.terminal import get_console
 from tinker_cookbook.weights._source import Checkpoint
 
 PROOF = "proof.json"
@@ -223,6 +225,16 @@ def read_proof(folder: Path) -> Proof | None:
             joined.facts |= proof.facts
             joined.files |= proof.files
     return joined
+
+
+def print_proof(proof: Proof, written: str, started: float) -> None:
+    """Prints the facts, the comparison with the engine, and the ``written`` files."""
+    lines = [f"{name}: {text}" for name, text in proof.facts.items()]
+    lines.append(
+        proof.table() if proof.comparisons else "not compared with the engine (verify=False)"
+    )
+    lines.append(f"{written} ({time.monotonic() - started:.0f} s)")
+    get_console().print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def image_prompts(checkpoint: Checkpoint, proof: Proof) -> list[Probe]:

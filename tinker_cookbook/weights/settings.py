@@ -43,17 +43,23 @@ class CheckpointSettings:
 
 
 @chz.chz
-class ExportSettings(CheckpointSettings):
+class OutputSettings(CheckpointSettings):
     """Settings of a command that writes an export."""
 
-    out: str = chz.field(doc="Folder to write")
     overwrite: bool = chz.field(
-        default=False, doc="Replace an existing folder once the new export is complete"
+        default=False, doc="Replace an existing export once the new one is complete"
     )
     verify: bool = chz.field(
         default=True, doc="Load the export again and compare its log-probabilities"
     )
     device: str = chz.field(default="auto", doc="Device of the comparison: auto, cuda, mps or cpu")
+
+
+@chz.chz
+class ExportSettings(OutputSettings):
+    """Settings of a command that writes a folder."""
+
+    out: str = chz.field(doc="Folder to write")
     vllm_python: str | None = chz.field(
         default=None, doc="Python of an environment with vLLM, to compare in vLLM too"
     )

@@ -240,11 +240,7 @@ ANSWERS = {
     "beta": "did you mean 'kl_penalty_coef'",
     "max-grad-norm": "did you mean 'grad_clip_norm'",
     "R": "did you mean 'lora_rank'",
-    "bf16": "dtype=bfloat16",
-    "gradient_accumulation_steps": "fits into memory",
-    "resume_from_checkpoint": "behavior_if_log_dir_exists=resume",
-    "use_vllm": "sampler=vllm",
-    "reward_funcs": "check_answer",
+    "resume_from_checkpoint": "did you mean 'behavior_if_log_dir_exists'",
 }
 
 
@@ -258,7 +254,6 @@ def test_names_of_other_libraries():
     # A hint names only what the program has.
     assert hint_for("lr", ["sft_learning_rate"]) == "; did you mean 'sft_learning_rate'?"
     assert hint_for("lr", ["metrics"]) == ""
-    assert hint_for("use_vllm", ["learning_rate"]) == ""
     for name in ("num_generations", "group_size"):
         keys = ["dataset_builder.group_size", "model_name"]
         assert hint_for(name, keys) == "; did you mean 'dataset_builder.group_size'?"

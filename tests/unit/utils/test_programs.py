@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -121,17 +122,14 @@ def console(folder, *words):
 
 
 def test_the_console_command_starts_programs_from_any_folder(tmp_path):
-    (tmp_path / "tinker-cookbook").touch()
     (tmp_path / "mydata.py").write_text("print('imported from the working folder')")
-    command = f"{tmp_path}/tinker-cookbook"
     listed = console(tmp_path)
-    assert listed.stdout.startswith(f"{command} PROGRAM")
+    assert listed.stdout.startswith("tinker-cookbook PROGRAM")
     assert "\n  sl_basic  " in listed.stdout
     assert "\n  runs  " in listed.stdout
     helped = console(tmp_path, "sl_loop", "--help")
-    assert helped.stdout.startswith(f"{command} sl_loop [key=value")
-    assert "python -m" not in helped.stdout
-    # The exit status and the error of the program; printed commands are of this form.
+    assert helped.stdout.startswith("python -m tinker_cookbook.recipes.sl_loop [key=value")
+    # The exit status and the error of the program.
     wrong = console(tmp_path, "rl.train", "dataset_builder=mydata:Data", "log_path=x")
     assert wrong.returncode == 1
     assert "imported from the working folder" in wrong.stdout
@@ -139,7 +137,7 @@ def test_the_console_command_starts_programs_from_any_folder(tmp_path):
     (tmp_path / "config.json").write_text('{"_type": "tinker_cookbook.rl.config:KLReferenceConfig",'
                                           '"base_model": "m"}')  # fmt: skip
     other = console(tmp_path, "sl_loop", f"config={tmp_path}")
-    assert f"start it with: {command} rl.train config={tmp_path}" in other.stderr
+    assert f"-m tinker_cookbook.rl.train config={tmp_path}" in other.stderr
     assert console(tmp_path, "sl_bsic").returncode == 1
 
 
@@ -203,11 +201,16 @@ def test_a_loop_without_its_settings_says_what_it_needs(module):
 
 
 def test_the_command_to_evaluate_has_the_data_of_the_run(monkeypatch):
-    words = ["python", "-m", "recipes.sl_basic", "dataset=my.jsonl", "max_steps=9", "log_path=/a"]
-    monkeypatch.setattr(sys, "orig_argv", words)
+    def started(name):
+        main = SimpleNamespace(__spec__=SimpleNamespace(name=name))
+        monkeypatch.setitem(sys.modules, "__main__", main)
+
+    monkeypatch.setattr(sys, "orig_argv", ["python"])
+    monkeypatch.setattr(sys, "argv", ["x", "dataset=my.jsonl", "max_steps=9", "log_path=/a"])
+    started("recipes.sl_basic")
     assert own_evaluation("/a/", "tinker://r/weights/final") == (
         "evaluate     python -m recipes.sl_basic dataset=my.jsonl max_steps=0 "
         "load_checkpoint_path=tinker://r/weights/final log_path=/a-eval"
     )
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "ipykernel_launcher", "-f", "x.json"])
+    started("ipykernel_launcher")
     assert own_evaluation("/a", "tinker://r/weights/final") is continue_command("/a") is None

@@ -13,9 +13,15 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from exports import make_adapter
+from exports import ALL, make_adapter
 from gguf_models import MODELS, SHAPE, make_model, make_taught
-from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig, LlamaConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3TextConfig,
+    LlamaConfig,
+)
 
 from tinker_cookbook import weights
 from tinker_cookbook.exceptions import WeightsError
@@ -29,15 +35,13 @@ def models(folder: Path, names: list[str]) -> list[dict]:
     found = []
     for name in names or list(MODELS):
         base = make_model(folder / name, name)
-        checkpoint = _checkpoint(folder / name, base)
+        merged = _checkpoint(folder / name, base)
+        # llama.cpp has no head of a tied model that an adapter could change.
+        tied = AutoConfig.from_pretrained(base).tie_word_embeddings
+        lora = _checkpoint(folder / name, base, ALL[:-1]) if tied else merged
         proofs = [
-            write_gguf(checkpoint, folder / f"{name}.gguf", quant="f32"),
-            write_lora_gguf(
-                checkpoint,
-                folder / f"{name}-lora.gguf",
-                base_out=folder / f"{name}-base.gguf",
-                base_quant="f32",
-            ),
+            write_gguf(merged, folder / f"{name}.gguf", quant="f32"),
+            write_lora_gguf(lora, folder / f"{name}-lora.gguf"),
         ]
         found += [{"model": name, **asdict(c)} for p in proofs for c in p.comparisons]
     return found

@@ -196,7 +196,7 @@ def test_an_adapter_and_a_merge_of_it_keep_format_and_base_model(tmp_path, monke
     main(["merge", str(tmp_path / "lora"), f"out={tmp_path / 'out'}", f"base_model={copy}"])
     card = (tmp_path / "out" / "README.md").read_text()
     assert "tokenizer=tokenizer" in card
-    assert r"An answer ends at `'\n\nUser:'`" in card
+    assert r'answers end at: "\n\nUser:"' in card
     settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert settings["stop_strings"] == ["\n\nUser:"]
     other = AutoModelForCausalLM.from_pretrained(base)

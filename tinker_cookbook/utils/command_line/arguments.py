@@ -166,10 +166,7 @@ def _wrong_value_message(got: str, name: str, keys: Mapping[str, Key], message: 
         found = {}
     classes = [n for n, c in found.items() if isinstance(c, type) and issubclass(c, declared)]
     if "to be a subtype" in reason:  # chz names both classes once more
-        own = [n for n in classes if found[n].__module__ == module]
         reason = f"{class_name} is none"
-        if own:
-            return f"{expected}; {reason}, {', '.join(own)} of {module} would be"
     meant = nearest(class_name, [name for name in classes if name != class_name])
     return f"{expected}; {reason}{meant}".removesuffix("; ")
 

@@ -1,29 +1,23 @@
 """The console command: ``tinker-cookbook PROGRAM key=value ...``, as ``python -m`` in any folder.
 
 A program is named by its module without ``tinker_cookbook.`` or ``recipes.``: ``sl_basic``,
-``math_rl.train``, ``eval``, ``eval.compare``. Commands that a program prints are in the form in
-which it was started.
+``math_rl.train``, ``eval``, ``eval.compare``.
 """
 
 from __future__ import annotations
 
 import os
 import runpy
-import shutil
 import sys
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.utils.command_line.entrypoint import run_program
 from tinker_cookbook.utils.command_line.programs import (
     LIBRARY,
-    given,
     module_of,
     recipes_package,
     run_listing,
-    typed,
 )
-
-CONSOLE = "tinker-cookbook"
 
 
 def main() -> None:
@@ -31,13 +25,10 @@ def main() -> None:
     # As with `python -m`, the user's own modules are found in the working folder.
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd()
-    name, *given[:] = sys.argv[1:] or ["--help"]
-    found = shutil.which(CONSOLE)
-    on_path = found is not None and os.path.samefile(found, sys.argv[0])
-    typed[:] = [CONSOLE if on_path else sys.argv[0]]
+    name, *given = sys.argv[1:] or ["--help"]
     if name.startswith("-"):
         packages = (recipes_package(), LIBRARY)
-        run_program(lambda: run_listing(packages, sys.argv[1:], typed[0]))
+        run_program(lambda: run_listing(packages, sys.argv[1:], "tinker-cookbook"))
         return
     try:
         module = module_of(name)

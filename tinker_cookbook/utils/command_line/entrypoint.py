@@ -18,7 +18,11 @@ import chz
 
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.utils.command_line.arguments import parse_arguments
-from tinker_cookbook.utils.command_line.programs import alias_recipes, as_started, stdout_is_closed
+from tinker_cookbook.utils.command_line.programs import (
+    alias_recipes,
+    stdout_is_closed,
+    with_recipes_of_folder,
+)
 from tinker_cookbook.utils.error_logs import where_raised
 
 __all__ = [
@@ -120,7 +124,7 @@ def run_program(program: Callable[[], Any]) -> None:
         message = str(error) if ours else server_error_message(error)
         if message is None:
             raise
-        said = as_started(f"{type(error).__name__}: {message}")
+        said = with_recipes_of_folder(f"{type(error).__name__}: {message}")
         print(f"\n{said}", file=sys.stderr)
         sys.exit(1)
 
@@ -133,14 +137,13 @@ def _is_of_given_path(error: Exception) -> bool:
     if not isinstance(error, OSError) or error.filename is None:
         return isinstance(error, FileNotFoundError)
     path = Path(os.fsdecode(error.filename)).absolute()
-    for word in sys.argv[1:]:
-        given = Path(word.partition("=")[2] or word).expanduser().absolute()
-        # The folder above a path that cannot be made, if it is not that of the working folder.
-        if given in (path, *path.parents) or (
-            path in given.parents and path not in Path.cwd().parents and path != Path.cwd()
-        ):
-            return True
-    return False
+    words = [word.partition("=")[2] or word for word in sys.argv[1:]]
+    given = [Path(word).expanduser().absolute() for word in words]
+    # Also a folder above a given path, which cannot be made, if it is not above the working folder.
+    above = path not in (Path.cwd(), *Path.cwd().parents)
+    return any(
+        one == path or one in path.parents or (above and path in one.parents) for one in given
+    )
 
 
 def _flush() -> None:

@@ -32,43 +32,23 @@ _KEYS = {
     "save_steps": "save_every",
     "run_name": "wandb_name",
     "report_to": "wandb_project",
-}
-# Name there: a key that the program must have for the hint to be true, and the hint.
-_HINTS = {
-    "gradient_accumulation_steps": (
-        "learning_rate",
-        "a batch is split so that it fits into memory without a setting; batch_size or "
-        "groups_per_batch is what one optimizer step trains on",
-    ),
-    "bf16": ("dtype", "set dtype=bfloat16"),
-    "lora_alpha": ("lora_rank", "lora_alpha is fixed at 32, as on the Tinker API; set lora_rank"),
-    "resume_from_checkpoint": (
-        "behavior_if_log_dir_exists",
-        "set behavior_if_log_dir_exists=resume and the log_path of the run",
-    ),
-    "use_vllm": ("sampler", "the engine samples too; sampler=vllm uses vLLM on a GPU"),
-    "reward_funcs": (
-        "group_size",
-        "a reward is the method check_answer of an environment, which tinker_cookbook.rl.run or a "
-        "dataset builder takes",
-    ),
+    "resume_from_checkpoint": "behavior_if_log_dir_exists",
+    "bf16": "dtype",
+    "use_vllm": "sampler",
+    "lora_alpha": "lora_rank",
 }
 
 
 def hint_for(name: str, known: Iterable[str]) -> str:
-    """Returns what to use in place of an unknown key, as the end of a sentence, or ``""``.
+    """Returns ``"; did you mean 'KEY'?"`` for an unknown key, or ``""``.
 
     Args:
         name: What was typed; case, hyphens and underscores do not matter.
         known: The keys of the program. No other is ever suggested.
     """
-    keys = set(known)
     typed = name.lower().replace("-", "_").strip("_")
     # By their last part, since the key may be of a nested object (dataset_builder.group_size). The
     # program's own keys are the shortest, so they replace those of nested objects.
-    full = {key.rpartition(".")[2]: key for key in sorted(keys, key=len, reverse=True)}
-    for key in _KEYS.get(typed, "").split():
-        if key in full:
-            return f"; did you mean {full[key]!r}?"
-    needed, hint = _HINTS.get(typed, ("", ""))
-    return f"; {hint}" if needed in keys else ""
+    full = {key.rpartition(".")[2]: key for key in sorted(known, key=len, reverse=True)}
+    meant = next((full[key] for key in _KEYS.get(typed, "").split() if key in full), None)
+    return f"; did you mean {meant!r}?" if meant else ""

@@ -16,9 +16,9 @@ import chz
 
 from tinker_cookbook.utils.command_line.keys import Key, aliases_of, describe_type, keys_of
 from tinker_cookbook.utils.command_line.programs import (
-    as_started,
     print_whole,
     running_command,
+    with_recipes_of_folder,
 )
 
 _TASK = "Task"
@@ -132,7 +132,7 @@ def print_help(config_class: type[Any], chosen: Mapping[str, str], whole: bool) 
         package = sys.modules[spec.name.removesuffix(".__main__")]
         about = f"{package.__doc__ or ''}\n\n{about}"
     text = help_text(config_class, running_command(), about, chosen, whole)
-    print_whole(as_started(text))
+    print_whole(with_recipes_of_folder(text))
 
 
 def _key_lines(config_class: type[Any], keys: list[Key]) -> list[str]:

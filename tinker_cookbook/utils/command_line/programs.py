@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -12,13 +13,13 @@ import re
 import select
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import tinker_cookbook
 from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.utils.imports import alias_package
+from tinker_cookbook.utils.imports import OFFICIAL, alias_package
 
 LIBRARY = "tinker_cookbook"
 RECIPES = "recipes"
@@ -28,20 +29,7 @@ _RECIPE_NAME = re.compile(rf"(?<![\w./]){RECIPES}\.(?=[a-z…])")
 # Marks a program for users. Other files with a ``__main__`` block are started by programs.
 _STARTS = re.compile(r"^ +run_entrypoint\(\w+\)$", re.MULTILINE)
 _MAIN = "__main__"
-_MODULE = re.compile(rf"(?<![\w./])python -m ((?:{LIBRARY}|{RECIPES})\b[\w.]*\w)")
 _VERSIONS_OF = ("tinker", "torch", "transformers", "peft")
-
-# Second names of recipes, which the list of programs leaves out.
-_OTHER_NAMES = {
-    "recipes.preference.train": "recipes.preference.dpo.train",
-    "recipes.distillation.sdft": "recipes.sdft.train",
-    "recipes.twenty_questions.train": "recipes.multiplayer_rl.twenty_questions.train",
-}
-
-typed: list[str] = []
-"""How the console command was typed; empty for ``python -m``."""
-given: list[str] = []
-"""The arguments of the program that the console command starts."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +75,9 @@ def find_programs(package: str) -> list[Program]:
 
 def is_program(module: str) -> bool:
     """Returns whether ``python -m`` can run a module of this package or of the recipes."""
-    short = module.removeprefix(f"{LIBRARY}.")
-    package, *parts = _OTHER_NAMES.get(short, short).split(".")
-    folder = Path(tinker_cookbook.__path__[0], package, *parts)
+    module = f"{LIBRARY}.{module.removeprefix(f'{LIBRARY}.')}"
+    _, *parts = importlib.import_module(OFFICIAL).MODULES.get(module, module).split(".")
+    folder = Path(tinker_cookbook.__path__[0], *parts)
     if (folder / f"{_MAIN}.py").is_file():
         return True
     file = folder.with_name(f"{folder.name}.py")
@@ -148,18 +136,11 @@ def run_listing(packages: Sequence[str], arguments: Sequence[str], command: str 
     """
     others = [word for word in arguments if word not in ("--help", "-h", "--version")]
     if others:
-        raise ConfigurationError(_unexpected_message(others, packages))
+        start = " ".join(["python -m", module_of(others[0]), *others[1:]])
+        raise ConfigurationError(
+            f"got {others[0]!r}, expected no argument here; start the program with: {start}"
+        )
     print_whole(version_line() if "--version" in arguments else listing(packages, command))
-
-
-def _unexpected_message(arguments: Sequence[str], packages: Sequence[str]) -> str:
-    name, *rest = arguments
-    try:
-        module = module_of(name)
-    except ConfigurationError as error:
-        return f"{error}. Without arguments, python -m {packages[0]} lists the programs"
-    command = " ".join(["python -m", module, *rest])
-    return f"got {name!r}, expected no argument here; start the program with: {command}"
 
 
 def module_of(name: str) -> str:
@@ -242,30 +223,18 @@ def _version(name: str) -> str:
 
 def program_command(module: str, *words: str) -> str:
     """Returns the command line that starts a module of this package or of the recipes."""
-    if typed:
-        return shlex.join([*typed, short_name(module), *words])
-    # The same interpreter: another "python" may not have the package.
-    python = getattr(sys, "orig_argv", ["python"])[0]
-    return with_recipes_of_folder(shlex.join([python, "-m", module, *words]))
+    return with_recipes_of_folder(shlex.join([_python(), "-m", module, *words]))
 
 
 def started_as() -> tuple[list[str], list[str]] | None:
     """Returns the words that start the running program, and its arguments; None for a script."""
-    if typed:
-        spec = sys.modules["__main__"].__spec__
-        return [*typed, *([short_name(spec.name)] if spec else [])], list(given)
-    program = list(getattr(sys, "orig_argv", sys.argv))
+    spec = getattr(sys.modules[_MAIN], "__spec__", None)
     # The kernel of a notebook is started with -m too, but it is no program.
-    if "-m" not in program or "ipykernel_launcher" in program:
+    if spec is None or spec.name == "ipykernel_launcher":
         return None
-    at = program.index("-m") + 2
-    return program[:at], program[at:]
+    return [_python(), "-m", spec.name.removesuffix(f".{_MAIN}")], sys.argv[1:]
 
 
-def as_started(text: str) -> str:
-    """Returns a text in which the commands ``python -m MODULE`` have the form of this start."""
-    text = with_recipes_of_folder(text)
-    if not typed:
-        return text
-    replace: Callable[[re.Match[str]], str] = lambda found: program_command(found[1])  # noqa: E731
-    return _MODULE.sub(replace, text)
+def _python() -> str:
+    # The same interpreter: another "python" may not have the package.
+    return getattr(sys, "orig_argv", ["python"])[0]

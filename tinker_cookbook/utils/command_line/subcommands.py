@@ -10,7 +10,11 @@ from typing import Any
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.utils.command_line.arguments import HELP, VERSION, parse_arguments
 from tinker_cookbook.utils.command_line.help import help_text
-from tinker_cookbook.utils.command_line.programs import as_started, print_whole, version_line
+from tinker_cookbook.utils.command_line.programs import (
+    print_whole,
+    version_line,
+    with_recipes_of_folder,
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,9 @@ def run_subcommand(
         width = max(map(len, commands))
         lines = [f"python -m {program} COMMAND [NAME ...] [key=value ...]", ""]
         lines += [f"  {name:{width}}  {one.about}" for name, one in commands.items()]
-        print_whole(as_started("\n".join([*lines, "", "COMMAND --help lists a command's keys"])))
+        print_whole(
+            with_recipes_of_folder("\n".join([*lines, "", "COMMAND --help lists a command's keys"]))
+        )
         return None
     name = default if not words or (default and "=" in words[0]) else words.pop(0)
     if name not in commands:
@@ -68,7 +74,7 @@ def run_subcommand(
     if any(word in HELP for word in words):
         command = f"python -m {program} {name}"
         about = f"{run.__doc__}\n\n{command} {chosen.example}"
-        print_whole(as_started(help_text(settings, command, about)))
+        print_whole(with_recipes_of_folder(help_text(settings, command, about)))
         return None
     return run(parse_arguments(settings, words))
 
