@@ -1,8 +1,9 @@
-"""The SDK's command line in a process of its own against the server: what each command does."""
+"""The SDK's command line in a process of its own against the server: what it deletes and downloads.
+
+All other commands: ``compatibility.command_probes``."""
 
 from __future__ import annotations
 
-import datetime
 import functools
 import json
 import os
@@ -72,52 +73,6 @@ def said(command):
     return lambda *words: json.loads(command("--format", "json", *words))
 
 
-def test_runs_are_listed_and_described(run, command, said, stories_model):
-    assert run.model_id in command("run", "list")
-    (newest,) = said("run", "list", "--limit", "1")["runs"]
-    assert newest["training_run_id"] == run.model_id
-    path = run.save_state("described").result().path
-    table = command("run", "info", run.model_id)
-    assert stories_model in table
-    assert "Yes (Rank 4)" in table
-    assert path in table
-    assert "no-such-run" in command("run", "info", "no-such-run", status=1)
-
-
-def test_checkpoints_are_listed_and_described(run, command, said):
-    paths = [
-        run.save_state("listed").result().path,
-        run.save_weights_for_sampler("listed").result().path,
-        run.save_weights_external("listed").result().path,
-    ]
-    newest = said("checkpoint", "list", "--limit", "3")["checkpoints"]
-    assert [one["tinker_path"] for one in newest] == paths[::-1]
-    kinds = [one["checkpoint_type"] for one in newest]
-    assert kinds == ["external", "sampler", "training"]
-    of_run = said("checkpoint", "list", "--run-id", run.model_id)["checkpoints"]
-    assert {one["tinker_path"] for one in of_run} >= set(paths)
-    assert "Yes (Rank 4)" in command("checkpoint", "info", paths[0])
-
-
-def test_a_time_to_live_is_set_and_taken_away(run, command, said):
-    path = run.save_state("short").result().path
-    assert said("checkpoint", "info", path)["expires_at"] is None
-    command("checkpoint", "set-ttl", path, "--ttl", "7200")
-    expires = datetime.datetime.fromisoformat(said("checkpoint", "info", path)["expires_at"])
-    left = (expires - datetime.datetime.now(datetime.UTC)).total_seconds()
-    assert 7000 < left <= 7200
-    assert "in 1 hour" in command("checkpoint", "list", "--run-id", run.model_id)
-    command("checkpoint", "set-ttl", path, "--remove")
-    assert said("checkpoint", "info", path)["expires_at"] is None
-
-
-def test_publishing_shows_a_checkpoint_as_public(run, command, said):
-    path = run.save_state("shown").result().path
-    for word, public in (("publish", True), ("unpublish", False)):
-        command("checkpoint", word, path)
-        assert said("checkpoint", "info", path)["public"] is public
-
-
 def test_deleting_removes_what_was_named_and_no_more(run, command, said):
     def names() -> list[str]:
         found = said("checkpoint", "list", "--run-id", run.model_id)["checkpoints"]
@@ -163,33 +118,3 @@ def test_older_command_lines_download_archives(run, command, tmp_path, version):
     )
     (weights,) = tmp_path.rglob("adapter_model.safetensors")
     assert load_file(weights)
-
-
-def test_models_and_accounts(run, command, said, serving, stories_model, tmp_path):
-    assert "tinker " in command("version")
-    assert said("model", "list")["models"][0]["model_name"] == stories_model
-    assert "No model name contains" in command("model", "list", "no-such-model", status=1)
-    assert "Tinker accessible: yes" in command("auth", "status")
-    wrong = command("auth", "status", status=1, TINKER_API_KEY="tml-wrong")
-    assert "the key is not one of this server's" in wrong
-    assert said("auth", "whoami")["user_urn"] == "tml:user:local"
-    assert "as local" in command("auth", "login", typed=f"{serving.key()}\n")
-    assert serving.key() in (tmp_path / ".tinker" / "credentials.json").read_text()
-    assert "tml:user:local" in command("auth", "whoami", TINKER_API_KEY="")
-    assert "still active" in command("auth", "logout")
-    assert serving.key() not in (tmp_path / ".tinker" / "credentials.json").read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ("checkpoint publish PATH", "there is no such checkpoint"),
-        ("checkpoint unpublish PATH", "there is no such checkpoint"),
-        ("session export-trace s", "this server records no traces"),
-        ("billing usage 2026-07-13 2026-07-14", "this server does not bill"),
-        ("billing checkpoint-storage", "this server does not bill"),
-    ],
-)
-def test_what_is_refused_says_why(run, command, words, reason):
-    path = f"tinker://{run.model_id}/weights/any"
-    assert reason in command(*words.replace("PATH", path).split(), status=1)

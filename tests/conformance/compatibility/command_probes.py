@@ -56,25 +56,21 @@ def as_json(*words: str) -> Any:
 
 @COMMANDS("version", LOCAL)
 def version(world: World) -> None:
-    """Of the SDK."""
     expect(tinker("version").startswith("tinker "), "a version")
 
 
 @COMMANDS("auth status", "the key is accepted")
 def auth_status(world: World) -> None:
-    """One request."""
     expect("Tinker accessible: yes" in tinker("auth", "status"), "it is")
 
 
 @COMMANDS("auth whoami", "the owner of the key")
 def auth_whoami(world: World) -> None:
-    """From the token."""
     expect(as_json("auth", "whoami")["user_urn"] == "tml:user:local", "the owner")
 
 
 @COMMANDS("auth login", "the key is stored, under its owner's name")
 def auth_login(world: World) -> None:
-    """In a home of its own."""
     with mock.patch.dict(os.environ, HOME=str(world.folder)):
         expect("as local" in tinker("auth", "login", typed=f"{world.key}\n"), "the owner")
     stored = (world.folder / ".tinker" / "credentials.json").read_text()
@@ -83,7 +79,6 @@ def auth_login(world: World) -> None:
 
 @COMMANDS("auth logout", f"the stored key is removed; {LOCAL}")
 def auth_logout(world: World) -> None:
-    """From a home of its own."""
     with mock.patch.dict(os.environ, HOME=str(world.folder)):
         expect("still active" in tinker("auth", "logout"), "it says so")
     stored = (world.folder / ".tinker" / "credentials.json").read_text()
@@ -92,20 +87,17 @@ def auth_logout(world: World) -> None:
 
 @COMMANDS("model list", "the served model")
 def model_list(world: World) -> None:
-    """One."""
     expect(as_json("model", "list")["models"][0]["model_name"] == world.model, "the model")
 
 
 @COMMANDS("run list", "the newest run first")
 def run_list(world: World) -> None:
-    """One of many."""
     run = world.new_training().model_id
     expect(as_json("run", "list", "--limit", "1")["runs"][0]["training_run_id"] == run, "it")
 
 
 @COMMANDS("run info", "its base model, rank and last checkpoint")
 def run_info(world: World) -> None:
-    """Of a run with a checkpoint."""
     path = world.saved()
     said = json.dumps(as_json("run", "info", run_of(path)))
     expect(path in said and json.dumps(world.model) in said, "what it is")
@@ -113,13 +105,11 @@ def run_info(world: World) -> None:
 
 @COMMANDS("session export-trace", "an address")
 def export_trace(world: World) -> None:
-    """A timeline."""
     tinker("session", "export-trace", world.service.holder.get_session_id(), "--url-only")
 
 
 @COMMANDS("checkpoint list", "the newest first, or those of a run")
 def checkpoint_list(world: World) -> None:
-    """Both ways."""
     path = world.saved()
     newest = as_json("checkpoint", "list", "--limit", "1")["checkpoints"]
     expect([one["tinker_path"] for one in newest] == [path], "the newest")
@@ -129,7 +119,6 @@ def checkpoint_list(world: World) -> None:
 
 @COMMANDS("checkpoint info", "its path and rank")
 def checkpoint_info(world: World) -> None:
-    """Of a new one."""
     path = world.saved()
     said = as_json("checkpoint", "info", path)
     expect((said["tinker_path"], said["lora_rank"]) == (path, 4), "what it is")
@@ -137,7 +126,6 @@ def checkpoint_info(world: World) -> None:
 
 @COMMANDS("checkpoint set-ttl", "the list shows when it expires, and with `--remove` no longer")
 def checkpoint_set_ttl(world: World) -> None:
-    """Two hours, then for good."""
     path = world.saved()
     tinker("checkpoint", "set-ttl", path, "--ttl", "7200")
     expect(as_json("checkpoint", "info", path)["expires_at"], "it expires")
@@ -147,7 +135,6 @@ def checkpoint_set_ttl(world: World) -> None:
 
 @COMMANDS("checkpoint delete", "it is no longer listed")
 def checkpoint_delete(world: World) -> None:
-    """One of two."""
     path, other = world.saved(), world.saved()
     tinker("checkpoint", "delete", "-y", path)
     expect(world.listed(path) is None and world.listed(other), "one is gone")
@@ -155,7 +142,6 @@ def checkpoint_delete(world: World) -> None:
 
 @COMMANDS("checkpoint download", "safetensors reads the files of `weights` and `external_weights`")
 def checkpoint_download(world: World) -> None:
-    """Both kinds."""
     for kind in ("weights", "external_weights"):
         tinker("checkpoint", "download", world.saved(kind), "-o", str(world.folder / kind))
         (folder,) = (world.folder / kind).iterdir()
@@ -165,7 +151,6 @@ def checkpoint_download(world: World) -> None:
 
 @COMMANDS("checkpoint push-hf", "the folder that would be uploaded (to a fake Hub)")
 def checkpoint_push(world: World) -> None:
-    """The Hub's client is replaced, all else is real."""
     sent: list[str] = []
     hub = mock.Mock()
     hub.upload_folder.side_effect = lambda folder_path, **_: sent.extend(
@@ -179,7 +164,6 @@ def checkpoint_push(world: World) -> None:
 
 @COMMANDS("checkpoint publish", "the list shows that it is public")
 def checkpoint_publish(world: World) -> None:
-    """For everybody."""
     path = world.saved()
     tinker("checkpoint", "publish", path)
     found = world.listed(path)
@@ -188,7 +172,6 @@ def checkpoint_publish(world: World) -> None:
 
 @COMMANDS("checkpoint unpublish", "the list shows that it is not")
 def checkpoint_unpublish(world: World) -> None:
-    """For nobody else."""
     path = world.saved()
     world.rest.publish_checkpoint_from_tinker_path(path).result()
     tinker("checkpoint", "unpublish", path)
@@ -198,11 +181,9 @@ def checkpoint_unpublish(world: World) -> None:
 
 @COMMANDS("billing usage", "events")
 def billing_usage(world: World) -> None:
-    """Of a day."""
     tinker("billing", "usage", "2026-07-13", "2026-07-14")
 
 
 @COMMANDS("billing checkpoint-storage", "sizes and costs")
 def billing_storage(world: World) -> None:
-    """Of all."""
     tinker("billing", "checkpoint-storage")

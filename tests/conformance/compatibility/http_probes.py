@@ -62,21 +62,18 @@ def pass_by_json(world: World, address: str, field: str) -> dict[str, Any]:
 
 @HTTP("GET /healthz", "responds without a key")
 def healthz(world: World) -> None:
-    """Both spellings."""
     for address in (f"{world.url}/healthz", f"{world.url}/api/v1/healthz"):
         expect(httpx.get(address).json()["status"] == "ok", "it lives")
 
 
 @HTTP("GET /metrics", "counters for Prometheus")
 def metrics(world: World) -> None:
-    """Text."""
     said = world.http.get(f"{world.url}/metrics").text
     expect("tinker_cookbook_sessions" in said, "counters")
 
 
 @HTTP("POST auth/token", "a token in place of the key")
 def token(world: World) -> None:
-    """Used once."""
     jwt = ask(world, "POST", "auth/token")["jwt"]
     answer = world.http.get("sessions", headers={"X-API-Key": jwt})
     expect(answer.status_code == 200, "it is accepted")
@@ -84,33 +81,28 @@ def token(world: World) -> None:
 
 @HTTP("GET auth/apikey/me", "the owner's name")
 def own_key(world: World) -> None:
-    """As the command `auth login` asks."""
     expect(ask(world, "GET", "auth/apikey/me")["name"] == "local", "the name")
 
 
 @HTTP("DELETE auth/apikey/me", "the key is gone")
 def delete_key(world: World) -> None:
-    """As the command `auth logout` asks for a key that it made."""
     ask(world, "DELETE", "auth/apikey/me")
 
 
 @HTTP("POST forward_backward (JSON)", "loss and log-probabilities, in JSON")
 def forward_backward(world: World) -> None:
-    """SDKs before 0.25."""
     output = pass_by_json(world, "forward_backward", "forward_backward_input")
     expect(output["metrics"]["loss:sum"] > 0, "a loss")
 
 
 @HTTP("POST forward", "loss and log-probabilities, in JSON")
 def forward(world: World) -> None:
-    """SDKs before 0.25."""
     output = pass_by_json(world, "forward", "forward_input")
     expect(len(output["loss_fn_outputs"][0]["logprobs"]["data"]) == len(TOKENS) - 1, "scores")
 
 
 @HTTP("GET …/checkpoints/{kind}/{name}/archive", "the URL of a tar file with the PEFT files")
 def archive(world: World) -> None:
-    """SDKs before 0.36: `get_checkpoint_archive_url`."""
     path = world.saved("sampler_weights")
     kind_and_name = path.split("/", 3)[3]
     asked = f"training_runs/{run_of(path)}/checkpoints/{kind_and_name}/archive"
@@ -121,13 +113,11 @@ def archive(world: World) -> None:
 
 @HTTP("POST telemetry", "accepted and discarded")
 def telemetry(world: World) -> None:
-    """No events."""
     expect(ask(world, "POST", "telemetry", events=[])["status"] == "accepted", "it is")
 
 
 @HTTP("POST cancel_future", "a queued request ends")
 def cancel(world: World) -> None:
-    """A pass that waits for one before it."""
     model = run_by_json(world)
     waits = ask(world, "POST", "optim_step", model_id=model, seq_id=2, adam_params={})
     ask(world, "POST", "cancel_future", request_id=waits["request_id"])
@@ -136,7 +126,6 @@ def cancel(world: World) -> None:
 
 @HTTP("POST /inference/v1/generate", "tokens and log-probabilities, equal to those of scoring them")
 def generate(world: World) -> None:
-    """As verifiers 0.4 and prime-rl send it."""
     params = {"max_tokens": 8, "stop_token_ids": [2], "logprobs": 1, "skip_special_tokens": False}
     body = {"model": world.model, "token_ids": TOKENS, "sampling_params": params}
     (choice,) = ask(world, "POST", f"{world.url}/inference/v1/generate", **body)["choices"]
@@ -152,7 +141,6 @@ def generate(world: World) -> None:
 
 @HTTP("GET /v1/models", "the served models with `max_model_len`")
 def models(world: World) -> None:
-    """Also under /oai/api/v1."""
     (entry,) = ask(world, "GET", f"{world.url}/v1/models")["data"][:1]
     expect(entry["id"] == world.model and entry["max_model_len"] > 0, "the length of the context")
 
@@ -161,7 +149,6 @@ def models(world: World) -> None:
     "POST /v1/chat/completions (return_token_ids)", "the token ids of prompt and message, streamed"
 )
 def chat_tokens(world: World) -> None:
-    """vLLM's parameter, as verifiers 0.1.9 uses it."""
     extra = {"return_token_ids": True, "logprobs": True, "renderer_name": "role_colon"}
     messages = [{"role": "user", "content": "Hi"}]
     body = {"model": world.model, "messages": messages, "max_tokens": 5, "temperature": 0}
@@ -176,29 +163,24 @@ def chat_tokens(world: World) -> None:
 
 @HTTP("POST join_sampling_session", "a number for a clone")
 def join(world: World) -> None:
-    """Behind a switch of the SDK, which this server leaves off."""
     ask(world, "POST", "join_sampling_session", sampling_session_id="s")
 
 
 @HTTP("POST retrieve_futures", "results of a session")
 def retrieve_futures(world: World) -> None:
-    """Behind a switch of the SDK, which this server leaves off."""
     ask(world, "POST", "retrieve_futures", target={}, prev_cursor=0)
 
 
 @HTTP("POST create_custom_loss", "an id for a loss")
 def create_custom_loss(world: World) -> None:
-    """Behind a switch of the SDK, which this server leaves off."""
     ask(world, "POST", "create_custom_loss", name="l", inputs=[], graph={})
 
 
 @HTTP("POST unload_model", "the run leaves memory")
 def unload_model(world: World) -> None:
-    """No SDK calls it."""
     ask(world, "POST", "unload_model", model_id="m")
 
 
 @UNKNOWN("GET no/such/thing, an unknown endpoint", "never")
 def other(world: World) -> None:
-    """404."""
     ask(world, "GET", "no/such/thing")

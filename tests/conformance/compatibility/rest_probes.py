@@ -17,32 +17,27 @@ REST, ADMIN = Probes(), Probes()
 
 @REST("get_server_capabilities", "it lists the served model")
 def get_server_capabilities(world: World, call: Call) -> None:
-    """Models and context lengths."""
     expect(call(world.rest).supported_models[0].model_name == world.model, "the model")
 
 
 @REST("get_training_run", "its id, base model and rank")
 def get_training_run(world: World, call: Call) -> None:
-    """By its id."""
     _check_run(world, call(world.rest, world.training.model_id))
 
 
 @REST("get_training_run_by_tinker_path", "its id, base model and rank")
 def get_run_by_path(world: World, call: Call) -> None:
-    """By a checkpoint of it."""
     _check_run(world, call(world.rest, world.saved()))
 
 
 @REST("get_weights_info_by_tinker_path", "base model and rank")
 def get_weights_info(world: World, call: Call) -> None:
-    """Of a checkpoint."""
     info = call(world.rest, world.saved())
     expect((info.base_model, info.lora_rank) == (world.model, 4), "model and rank")
 
 
 @REST("list_training_runs", "the newest first, a page of two")
 def list_training_runs(world: World, call: Call) -> None:
-    """Two new ones."""
     new = [world.new_training() for _ in range(2)]
     page = call(world.rest, limit=2)
     ids = [run.training_run_id for run in page.training_runs]
@@ -52,7 +47,6 @@ def list_training_runs(world: World, call: Call) -> None:
 
 @REST("list_checkpoints", "it contains a new one")
 def list_checkpoints(world: World, call: Call) -> None:
-    """Of a run."""
     path = world.saved()
     found = call(world.rest, run_of(path)).checkpoints
     expect(path in [one.tinker_path for one in found], "the new one")
@@ -60,7 +54,6 @@ def list_checkpoints(world: World, call: Call) -> None:
 
 @REST("list_user_checkpoints", "the newest first, a page of two")
 def list_user_checkpoints(world: World, call: Call) -> None:
-    """Of all runs."""
     paths = [world.saved(), world.saved("sampler_weights")]
     page = call(world.rest, limit=2)
     expect([one.tinker_path for one in page.checkpoints] == paths[::-1], "the newest")
@@ -68,7 +61,6 @@ def list_user_checkpoints(world: World, call: Call) -> None:
 
 @REST("get_external_weights_urls", "an adapter, downloaded without a key")
 def get_external_weights_urls(world: World, call: Call) -> None:
-    """Signed addresses."""
     found = call(world.rest, world.saved("external_weights"))
     expect(found.expires > datetime.now(UTC), "they hold")
     answer = world.http.get(found.urls["adapter_model.safetensors"], headers={"X-API-Key": ""})
@@ -77,7 +69,6 @@ def get_external_weights_urls(world: World, call: Call) -> None:
 
 @REST("delete_checkpoint", "it is no longer listed")
 def delete_checkpoint(world: World, call: Call) -> None:
-    """By run and name."""
     path = world.saved()
     call(world.rest, run_of(path), path.split("/", 3)[3])
     expect(world.listed(path) is None, "it is gone")
@@ -85,7 +76,6 @@ def delete_checkpoint(world: World, call: Call) -> None:
 
 @REST("delete_checkpoint_from_tinker_path", "it is no longer listed")
 def delete_by_path(world: World, call: Call) -> None:
-    """By its path."""
     path = world.saved()
     call(world.rest, path)
     expect(world.listed(path) is None, "it is gone")
@@ -96,7 +86,6 @@ def delete_by_path(world: World, call: Call) -> None:
     "the list shows when it expires, and the removal",
 )
 def set_ttl(world: World, call: Call) -> None:
-    """Two hours, then for good."""
     path = world.saved()
     call(world.rest, path, 7200)
     found = world.listed(path)
@@ -108,7 +97,6 @@ def set_ttl(world: World, call: Call) -> None:
 
 @REST("publish_checkpoint_from_tinker_path", "the list shows that it is public")
 def publish(world: World, call: Call) -> None:
-    """For everybody."""
     path = world.saved()
     call(world.rest, path)
     found = world.listed(path)
@@ -117,7 +105,6 @@ def publish(world: World, call: Call) -> None:
 
 @REST("unpublish_checkpoint_from_tinker_path", "the list shows that it is not")
 def unpublish(world: World, call: Call) -> None:
-    """For nobody else."""
     path = world.saved()
     world.rest.publish_checkpoint_from_tinker_path(path).result()
     call(world.rest, path)
@@ -127,20 +114,17 @@ def unpublish(world: World, call: Call) -> None:
 
 @REST("copy_weights", "the copy is listed")
 def copy_weights(world: World, call: Call) -> None:
-    """Into a project."""
     call(world.rest, world.saved(), "p")
 
 
 @REST("get_session", "its runs")
 def get_session(world: World, call: Call) -> None:
-    """The open one."""
     run, session = world.training.model_id, world.service.holder.get_session_id()
     expect(run in call(world.rest, session).training_run_ids, "the run")
 
 
 @REST("list_sessions", "the newest open one first")
 def list_sessions(world: World, call: Call) -> None:
-    """A new one."""
     with tinker.ServiceClient() as service:
         session = service.holder.get_session_id()
         expect(call(world.rest, limit=1).sessions == [session], "the newest")
@@ -148,7 +132,6 @@ def list_sessions(world: World, call: Call) -> None:
 
 @REST("search_sessions", "finds an open one by its name")
 def search_sessions(world: World, call: Call) -> None:
-    """A word of it."""
     session = world.service.holder.get_session_id()
     found = call(world.rest, types.SessionSearchRequest(display_name="COMPAT")).sessions
     expect([one.session_id for one in found] == [session], "this session")
@@ -156,25 +139,21 @@ def search_sessions(world: World, call: Call) -> None:
 
 @REST("assign_session_project", "the session is in the project")
 def assign_session_project(world: World, call: Call) -> None:
-    """Into a project."""
     call(world.rest, world.service.holder.get_session_id(), "p")
 
 
 @REST("export_session_trace", "an address")
 def export_session_trace(world: World, call: Call) -> None:
-    """A timeline."""
     call(world.rest, world.service.holder.get_session_id())
 
 
 @REST("whoami", "the owner of the key")
 def whoami(world: World, call: Call) -> None:
-    """Read from the token."""
     expect(call(world.rest).user_urn == "tml:user:local", "the owner")
 
 
 @REST("get_sampler", "its base model and checkpoint")
 def get_sampler(world: World, call: Call) -> None:
-    """An open one."""
     path = world.saved("sampler_weights")
     session = world.service.holder.get_session_id()
     world.service.create_sampling_client(model_path=path).result()
@@ -185,21 +164,18 @@ def get_sampler(world: World, call: Call) -> None:
 
 @REST("get_telemetry", f"{LOCAL}, which discards telemetry")
 def get_telemetry(world: World, call: Call) -> None:
-    """None, for it is switched off here."""
     expect(call(world.rest) is None, "it is off")
 
 
 @REST("get_audit_log", "entries")
 @ADMIN("get_audit_log", "entries")
 def get_audit_log(world: World, call: Call) -> None:
-    """Of today."""
     call(_owner_of(world, call))
 
 
 @REST("get_billing_usage", "events")
 @ADMIN("get_billing_usage", "events")
 def get_billing_usage(world: World, call: Call) -> None:
-    """Of an hour."""
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     call(_owner_of(world, call), hour - timedelta(hours=1), hour)
 
@@ -207,13 +183,11 @@ def get_billing_usage(world: World, call: Call) -> None:
 @REST("get_current_checkpoint_storage_usage", "sizes and costs")
 @ADMIN("get_current_checkpoint_storage_usage", "sizes and costs")
 def get_storage_usage(world: World, call: Call) -> None:
-    """Of all."""
     call(_owner_of(world, call))
 
 
 @ADMIN("get_telemetry", f"{LOCAL}, which discards telemetry")
 def get_admin_telemetry(world: World, call: Call) -> None:
-    """None, for it is switched off here."""
     expect(call(world.admin) is None, "it is off")
 
 

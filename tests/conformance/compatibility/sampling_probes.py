@@ -20,7 +20,6 @@ SAMPLING, ARGUMENTS, MISTAKES = Probes(), Probes(), Probes()
 
 @SAMPLING("sample", "the requested number of sequences and tokens; a seed is reproducible")
 def sample(world: World, call: Call) -> None:
-    """Twice with one seed."""
     params = types.SamplingParams(max_tokens=4, seed=1, stop=[])
     drawn = [call(world.sampling, prompt(), 2, params) for _ in range(2)]
     tokens = [[list(one.tokens) for one in response.sequences] for response in drawn]
@@ -30,7 +29,6 @@ def sample(world: World, call: Call) -> None:
 
 @SAMPLING("compute_logprobs", "one for each token except the first, equal to those of sampling")
 def compute_logprobs(world: World, call: Call) -> None:
-    """Scores of drawn tokens."""
     drawn = world.sampling.sample(prompt(), 1, types.SamplingParams(max_tokens=3, stop=[]))
     (sequence,) = drawn.result().sequences
     scores = call(world.sampling, prompt([*TOKENS, *sequence.tokens]))
@@ -40,20 +38,17 @@ def compute_logprobs(world: World, call: Call) -> None:
 
 @SAMPLING("create", "a client of the base model")
 def create(world: World, call: Call) -> None:
-    """The way that the other clients use."""
     made = call(call.of, world.service.holder, base_model=world.model)
     expect(made.get_base_model() == world.model, "the model")
 
 
 @SAMPLING("get_sampler_handle", LOCAL)
 def get_sampler_handle(world: World, call: Call) -> None:
-    """A string."""
     expect(isinstance(call(world.sampling), str), "a string")
 
 
 @SAMPLING("from_sampler_handle", "its log-probabilities are those of the client of the handle")
 def from_sampler_handle(world: World, call: Call) -> None:
-    """What a client in another process does."""
     other = call(call.of, world.sampling.get_sampler_handle(), api_key=world.key)
     scores = [one.compute_logprobs(prompt()).result() for one in (other, world.sampling)]
     expect(scores[0] == scores[1], "the same weights")
@@ -61,31 +56,26 @@ def from_sampler_handle(world: World, call: Call) -> None:
 
 @SAMPLING("get_base_model", "the served model")
 def get_base_model(world: World, call: Call) -> None:
-    """Its name."""
     expect(call(world.sampling) == world.model, "the model")
 
 
 @SAMPLING("get_tokenizer", "it encodes text (from the model folder that the server reports)")
 def get_tokenizer(world: World, call: Call) -> None:
-    """Of the base model."""
     expect(call(world.sampling).encode("a"), "tokens")
 
 
 @SAMPLING("get_telemetry", f"{LOCAL}, which discards telemetry")
 def get_telemetry(world: World, call: Call) -> None:
-    """None, for it is switched off here."""
     expect(call(world.sampling) is None, "it is off")
 
 
 @SAMPLING("on_queue_state_change", f"{LOCAL}: the client calls it when the state changes")
 def on_queue_state_change(world: World, call: Call) -> None:
-    """Nothing to see."""
     call(world.sampling, QueueState.ACTIVE, None)
 
 
 @ARGUMENTS("save_weights_and_get_sampling_client(kind='inflight')", "it follows later saves")
 def inflight(world: World) -> None:
-    """The first client scores with the weights of the second."""
     client = world.new_training()
     first = client.save_weights_and_get_sampling_client(kind="inflight").result()
     before = first.compute_logprobs(prompt()).result()
@@ -97,7 +87,6 @@ def inflight(world: World) -> None:
 
 @ARGUMENTS("save_state(overwrite=True, ttl_seconds=…)", "the second save replaces the first")
 def overwrite(world: World) -> None:
-    """One name twice."""
     name = world.name()
     world.training.save_state(name).result()
     path = world.training.save_state(name, overwrite=True, ttl_seconds=7200).result().path
@@ -107,7 +96,6 @@ def overwrite(world: World) -> None:
 
 @MISTAKES("save_state with a name that exists", "never")
 def taken(world: World) -> None:
-    """Without overwrite."""
     client = world.new_training()
     client.save_state("taken").result()
     client.save_state("taken").result()
@@ -115,32 +103,27 @@ def taken(world: World) -> None:
 
 @ARGUMENTS("save_weights_external(age_encryption_recipients=…)", "the files are encrypted")
 def age(world: World) -> None:
-    """An encrypted export."""
     world.new_training().save_weights_external(world.name(), None, ["age1…"]).result()
 
 
 @ARGUMENTS("create_lora_training_client(optimizer=DimuonOptimizerConfig())", "a run")
 def dimuon_client(world: World) -> None:
-    """Another optimizer, from the start."""
     world.new_training(optimizer=types.DimuonOptimizerConfig())
 
 
 @ARGUMENTS("optim_step(DimuonParams(…))", "a step")
 def dimuon_step(world: World) -> None:
-    """Another optimizer, at a step."""
     world.new_training().optim_step(types.DimuonParams(learning_rate=1e-2)).result()
 
 
 @ARGUMENTS("create_training_client_from_state(weights_access_token=…)", "a run")
 def access_token(world: World) -> None:
-    """Of another account."""
     path = world.saved()
     world.service.create_training_client_from_state(path, weights_access_token="t").result()
 
 
 @MISTAKES("create_lora_training_client with a model that is not served", "never")
 def other_model(world: World) -> None:
-    """A name that the server was not started with."""
     world.service.create_lora_training_client("no/such-model").result()
 
 
@@ -148,7 +131,6 @@ def other_model(world: World) -> None:
     "sample(include_prompt_logprobs, topk_prompt_logprobs=2)", "two a token except the first"
 )
 def prompt_scores(world: World) -> None:
-    """Of the prompt."""
     drawn = _sample(world, include_prompt_logprobs=True, topk_prompt_logprobs=2)
     expect(drawn.prompt_logprobs[0] is None, "nothing for the first")
     expect([row and len(row) for row in drawn.topk_prompt_logprobs][1:] == [2] * 4, "two each")
@@ -156,7 +138,6 @@ def prompt_scores(world: World) -> None:
 
 @ARGUMENTS("sample(topk_sample_logprobs=2)", "two for each sampled token, the most probable first")
 def sample_scores(world: World) -> None:
-    """Of the samples."""
     (sequence,) = _sample(world, topk_sample_logprobs=2).sequences
     rows = sequence.topk_logprobs_np.logprobs
     expect(rows.shape == (2, 2) and (rows[:, 0] >= rows[:, 1]).all(), "two each")
@@ -167,7 +148,6 @@ def sample_scores(world: World) -> None:
     "equal to the prompt's log-probabilities",
 )
 def target_scores(world: World) -> None:
-    """Of given tokens."""
     asked = types.TensorData.from_torch(torch.tensor([[token] for token in TOKENS[1:]]))
     drawn = _sample(world, include_prompt_logprobs=True, target_prompt_logprobs=asked)
     found = drawn.target_prompt_logprobs.to_numpy()[:, 0]
@@ -176,7 +156,6 @@ def target_scores(world: World) -> None:
 
 @ARGUMENTS("sample(prompt_logprobs_last_n=2)", "only the last two")
 def last_scores(world: World) -> None:
-    """Of the end."""
     drawn = _sample(world, include_prompt_logprobs=True, prompt_logprobs_last_n=2)
     known = [one is not None for one in drawn.prompt_logprobs]
     expect(known == [False, False, False, True, True], "two")
@@ -184,13 +163,11 @@ def last_scores(world: World) -> None:
 
 @ARGUMENTS("sample(prompt_alt_tokens_k=2)", "two drawn tokens a place")
 def alternatives(world: World) -> None:
-    """Draws at each place of the prompt."""
     _sample(world, prompt_alt_tokens_k=2)
 
 
 @ARGUMENTS("create_sampling_client(record_stability_info=True), sample", "a sample")
 def stability(world: World) -> None:
-    """For stable_reinforce."""
     made = world.service.create_sampling_client(
         base_model=world.model, record_stability_info=True
     ).result()
@@ -199,14 +176,12 @@ def stability(world: World) -> None:
 
 @ARGUMENTS("sample(prompt with an image) of a text model", "never")
 def image_sample(world: World) -> None:
-    """A picture to sample from."""
     params = types.SamplingParams(max_tokens=1)
     world.sampling.sample(_with_image(), 1, params).result()
 
 
 @ARGUMENTS("forward(datum with an image) of a text model", "never")
 def image_pass(world: World) -> None:
-    """A picture to train on."""
     one = datum()
     seen = types.Datum(model_input=_with_image(), loss_fn_inputs=one.loss_fn_inputs)
     world.new_training().forward([seen], "cross_entropy").result()
@@ -214,27 +189,23 @@ def image_pass(world: World) -> None:
 
 @MISTAKES("forward with weights of a wrong shape", "never")
 def bad_data(world: World) -> None:
-    """Two weights of four."""
     wrong = datum(weights=np.ones(2, np.float32))
     world.new_training().forward([wrong], "cross_entropy").result()
 
 
 @MISTAKES("create_sampling_client with an unknown path", "never")
 def no_checkpoint(world: World) -> None:
-    """404."""
     path = f"tinker://{world.new_training().model_id}/weights/none"
     world.service.create_sampling_client(model_path=path).result()
 
 
 @ARGUMENTS("list_training_runs(project_id=…)", "the project's runs")
 def project_runs(world: World) -> None:
-    """Of a project."""
     world.rest.list_training_runs(project_id="p").result()
 
 
 @ARGUMENTS("ServiceClient(project_id=…)", "no effect, with a warning")
 def project(world: World) -> None:
-    """The whole session in a project."""
     with tinker.ServiceClient(project_id="p") as service:
         made = service.create_sampling_client(base_model=world.model).result()
         expect(made.get_base_model() == world.model, "a client")

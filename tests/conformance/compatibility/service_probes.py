@@ -18,7 +18,6 @@ LOCAL = "no request to the server"
 
 @SERVICE("close", "the server has closed the session")
 def close(world: World, call: Call) -> None:
-    """Another session begins, and ends."""
     service = tinker.ServiceClient()
     session = service.holder.get_session_id()
     expect(session in world.rest.list_sessions().result().sessions, "it is listed")
@@ -28,7 +27,6 @@ def close(world: World, call: Call) -> None:
 
 @SERVICE("copy_weights", "the copy is listed")
 def copy_weights(world: World, call: Call) -> None:
-    """Into a project, for without one the client asks nothing."""
     with tinker.ServiceClient(project_id="p") as service:
         path = call(service, world.saved())
     expect(world.listed(path), "the copy is listed")
@@ -42,7 +40,6 @@ def negative_sum(logprobs: torch.Tensor, weights: torch.Tensor) -> tuple:
 
 @SERVICE("create_custom_loss", "loss and gradient equal those of the built-in loss")
 def create_custom_loss(world: World, call: Call) -> None:
-    """Traced and computed in the client, since the server takes no code."""
     handle = call(world.service, negative_sum, {"logprobs": 1, "weights": 1})
     expect(handle.loss_id is None, "it was not uploaded")
     ours, theirs = world.new_training(), world.new_training()
@@ -56,14 +53,12 @@ def create_custom_loss(world: World, call: Call) -> None:
 
 @SERVICE("create_lora_training_client", "rank and base model are as requested")
 def create_lora_training_client(world: World, call: Call) -> None:
-    """A new run."""
     info = call(world.service, world.model, rank=3).get_info()
     expect((info.lora_rank, info.model_name) == (3, world.model), "what was asked for")
 
 
 @SERVICE("create_training_client_from_state", "the loss equals that of the run that saved it")
 def create_from_state(world: World, call: Call) -> None:
-    """Weights alone."""
     client = call(world.service, world.saved())
     expect(loss_of(client) == loss_of(world.training), "the same weights")
 
@@ -73,7 +68,6 @@ def create_from_state(world: World, call: Call) -> None:
     "the next step equals that of the run that saved it",
 )
 def create_with_optimizer(world: World, call: Call) -> None:
-    """Weights and optimizer."""
     begun = world.new_training()
     _step(begun)
     again = call(world.service, begun.save_state(world.name()).result().path)
@@ -87,7 +81,6 @@ def create_with_optimizer(world: World, call: Call) -> None:
     "a checkpoint's log-probabilities differ from the base model's",
 )
 def create_sampling_client(world: World, call: Call) -> None:
-    """Of a checkpoint and of the base model."""
     of_run = call(world.service, model_path=world.saved("sampler_weights"))
     plain = call(world.service, base_model=world.model)
     scores = [one.compute_logprobs(prompt()).result() for one in (of_run, plain)]
@@ -96,7 +89,6 @@ def create_sampling_client(world: World, call: Call) -> None:
 
 @SERVICE("create_rest_client", "it lists the session's runs")
 def create_rest_client(world: World, call: Call) -> None:
-    """From the service client."""
     run = world.training.model_id
     runs = call(world.service).list_training_runs().result().training_runs
     expect(run in [one.training_run_id for one in runs], "it lists this run")
@@ -104,44 +96,37 @@ def create_rest_client(world: World, call: Call) -> None:
 
 @SERVICE("get_console_url", f"{LOCAL}; the address of the hosted console")
 def get_console_url(world: World, call: Call) -> None:
-    """Of the session."""
     expect(call(world.service).startswith("https://"), "an address")
 
 
 @SERVICE("get_server_capabilities", "it lists the served model")
 def get_server_capabilities(world: World, call: Call) -> None:
-    """Models and context lengths."""
     (model,) = call(world.service).supported_models
     expect(model.model_name == world.model and model.max_context_length > 0, "the model")
 
 
 @SERVICE("get_telemetry", f"{LOCAL}, which discards telemetry")
 def get_telemetry(world: World, call: Call) -> None:
-    """None, for it is switched off here."""
     expect(call(world.service) is None, "it is off")
 
 
 @SERVICE("holder", f"{LOCAL} except for the session")
 def holder(world: World, call: Call) -> None:
-    """A property."""
     expect(world.service.holder.get_session_id(), "a session")
 
 
 @FUTURE("result", "the loss of a pass")
 def result(world: World, call: Call) -> None:
-    """Blocks."""
     _check(call(_pass(world)))
 
 
 @FUTURE("future", "a `concurrent.futures` future with the result")
 def future(world: World, call: Call) -> None:
-    """For executors."""
     _check(call(_pass(world)).result(60))
 
 
 @FUTURE("coroutine", "a coroutine that returns the result")
 def coroutine(world: World, call: Call) -> None:
-    """For event loops."""
     _check(call(_pass(world)))
 
 
@@ -149,26 +134,22 @@ def coroutine(world: World, call: Call) -> None:
 @LOSS("key", LOCAL)
 @LOSS("loss_id", "none: the loss is computed in the client")
 def loss_handle(world: World, call: Call) -> None:
-    """Values of a handle."""
     known = {"input_names": (), "loss_id": None, "key": world.loss.key}
     expect(len(known["key"]) == 64 and getattr(world.loss, call.name) == known[call.name], "it")
 
 
 @AUTH("get_tinker_token", LOCAL)
 def get_tinker_token(world: World, call: Call) -> None:
-    """The key."""
     expect(call(tinker.auth) == world.key, "the key")
 
 
 @AUTH("tinker_has_credentials", LOCAL)
 def tinker_has_credentials(world: World, call: Call) -> None:
-    """Whether there is one."""
     expect(call(tinker.auth) is True, "there is a key")
 
 
 @AUTH("raise_if_tinker_not_accessible", "no error with the key, an error with another key")
 def raise_if_not_accessible(world: World, call: Call) -> None:
-    """One request."""
     call(tinker.auth)
     try:
         tinker.RestClient(api_key="tml-wrong").get_server_capabilities().result()
@@ -197,5 +178,4 @@ async def awaited(world: World) -> float:
 
 @FUTURE("__await__", "the loss of a pass")
 def dunder_await(world: World, call: Call) -> None:
-    """``await future``."""
     expect(asyncio.run(awaited(world)) > 0, "a loss")

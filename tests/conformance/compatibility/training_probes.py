@@ -26,7 +26,6 @@ ADAM = types.AdamParams(learning_rate=1e-2)
 
 @TRAINING("forward", "the loss is the sum of the log-probabilities, and nothing changes")
 def forward(world: World, call: Call) -> None:
-    """Twice the same."""
     one, two = (call(world.training, [datum()], "cross_entropy") for _ in range(2))
     total = float(one.loss_fn_outputs[0]["logprobs"].to_numpy().sum())
     expect(abs(one.metrics["loss:sum"] + total) < 1e-3, "the sum")
@@ -35,7 +34,6 @@ def forward(world: World, call: Call) -> None:
 
 @TRAINING("forward_backward", "the step after it lowers the loss")
 def forward_backward(world: World, call: Call) -> None:
-    """Gradients."""
     client = world.new_training()
     before = call(client, [datum()], "cross_entropy").metrics["loss:sum"]
     client.optim_step(ADAM).result()
@@ -44,7 +42,6 @@ def forward_backward(world: World, call: Call) -> None:
 
 @TRAINING("forward_backward_custom", "the client's loss and metric; the step lowers it")
 def forward_backward_custom(world: World, call: Call) -> None:
-    """A Python function, computed in the client."""
 
     def loss(data: list[types.Datum], logprobs: list[torch.Tensor]) -> tuple:
         total = -torch.stack([one.sum() for one in logprobs]).sum()
@@ -59,7 +56,6 @@ def forward_backward_custom(world: World, call: Call) -> None:
 
 @TRAINING("optim_step", "the norm of the gradient, and a lower loss")
 def optim_step(world: World, call: Call) -> None:
-    """AdamW."""
     client = world.new_training()
     before = client.forward_backward([datum()], "cross_entropy").result().metrics["loss:sum"]
     metrics = call(client, ADAM).metrics
@@ -68,7 +64,6 @@ def optim_step(world: World, call: Call) -> None:
 
 @TRAINING("save_state", "the checkpoint is listed")
 def save_state(world: World, call: Call) -> None:
-    """With the optimizer."""
     path = call(world.training, world.name()).path
     found = world.listed(path)
     expect(found is not None and found.checkpoint_type == "training", "it is listed")
@@ -76,7 +71,6 @@ def save_state(world: World, call: Call) -> None:
 
 @TRAINING("save_weights_for_sampler", "the checkpoint is listed")
 def save_weights_for_sampler(world: World, call: Call) -> None:
-    """The adapter alone."""
     path = call(world.training, world.name()).path
     found = world.listed(path)
     expect(found is not None and found.checkpoint_type == "sampler", "it is listed")
@@ -84,7 +78,6 @@ def save_weights_for_sampler(world: World, call: Call) -> None:
 
 @TRAINING("save_weights_external", "the two PEFT files can be downloaded")
 def save_weights_external(world: World, call: Call) -> None:
-    """For use elsewhere."""
     path = call(world.training, world.name()).path
     urls = world.rest.get_external_weights_urls(path).result().urls
     expect(set(urls) == {"adapter_config.json", "adapter_model.safetensors"}, "two files")
@@ -92,7 +85,6 @@ def save_weights_external(world: World, call: Call) -> None:
 
 @TRAINING("save_weights_and_get_sampling_client", "its log-probabilities are those of the trainer")
 def save_and_sample(world: World, call: Call) -> None:
-    """Nothing is written."""
     scores = call(world.training).compute_logprobs(prompt()).result()
     trained = world.training.forward([datum()], "cross_entropy").result()
     logprobs = trained.loss_fn_outputs[0]["logprobs"].to_numpy()
@@ -101,7 +93,6 @@ def save_and_sample(world: World, call: Call) -> None:
 
 @TRAINING("create_sampling_client", "its log-probabilities are those of the run that saved it")
 def create_sampling_client(world: World, call: Call) -> None:
-    """Of a checkpoint."""
     client = call(world.training, world.saved("sampler_weights"))
     live = world.training.save_weights_and_get_sampling_client().result()
     scores = [one.compute_logprobs(prompt()).result() for one in (client, live)]
@@ -110,19 +101,16 @@ def create_sampling_client(world: World, call: Call) -> None:
 
 @TRAINING("load_state", "the loss is that of the checkpoint again")
 def load_state(world: World, call: Call) -> None:
-    """Into a run that has gone on."""
     _load(world, call)
 
 
 @TRAINING("load_state_with_optimizer", "the loss is that of the checkpoint again")
 def load_state_with_optimizer(world: World, call: Call) -> None:
-    """Into a run that has gone on."""
     _load(world, call)
 
 
 @TRAINING("get_info", "base model, rank and run")
 def get_info(world: World, call: Call) -> None:
-    """What the server said when the client was made."""
     info = call(world.training)
     expect((info.model_name, info.lora_rank) == (world.model, 4), "model and rank")
     expect(info.model_id == run_of(world.saved()), "the run")
@@ -130,19 +118,16 @@ def get_info(world: World, call: Call) -> None:
 
 @TRAINING("get_tokenizer", "it encodes text (from the model folder that the server reports)")
 def get_tokenizer(world: World, call: Call) -> None:
-    """Of the base model."""
     expect(call(world.training).encode("a"), "tokens")
 
 
 @TRAINING("get_console_url", f"{LOCAL}; the address of the hosted console")
 def get_console_url(world: World, call: Call) -> None:
-    """Of the run."""
     expect(call(world.training).startswith("https://"), "an address")
 
 
 @TRAINING("get_telemetry", f"{LOCAL}, which discards telemetry")
 def get_telemetry(world: World, call: Call) -> None:
-    """None, for it is switched off here."""
     expect(call(world.training) is None, "it is off")
 
 

@@ -128,7 +128,7 @@ def test_the_console_command_starts_programs_from_any_folder(tmp_path):
     assert "\n  sl_basic  " in listed.stdout
     assert "\n  runs  " in listed.stdout
     helped = console(tmp_path, "sl_loop", "--help")
-    assert helped.stdout.startswith("python -m tinker_cookbook.recipes.sl_loop [key=value")
+    assert helped.stdout.startswith("python -m recipes.sl_loop [key=value")
     # The exit status and the error of the program.
     wrong = console(tmp_path, "rl.train", "dataset_builder=mydata:Data", "log_path=x")
     assert wrong.returncode == 1

@@ -241,13 +241,11 @@ def test_the_command_writes_file_proof_and_modelfile(tmp_path, capsys):
 
 def test_a_modelfile_has_the_template_and_the_stops_of_the_renderer(tokenizer_folder):
     text = modelfile(tokenizer_folder("smollm2"), "qwen3_instruct", "m.gguf", 4096)
-    roles = ("system", "user", "assistant")
-    turns = "{{ else ".join(
-        f'if eq .Role "{role}" }}}}{role}\n{{{{ .Content }}}}<|im_end|>\n<|im_start|>'
-        for role in roles
-    )
     assert text == (
-        'FROM ./m.gguf\nTEMPLATE """<|im_start|>{{ range .Messages }}{{ '
-        f'{turns}{{{{ end }}}}{{{{ end }}}}assistant\n"""\n'
-        'PARAMETER stop "<|im_end|>"\nPARAMETER num_ctx 4096\n'
+        'FROM ./m.gguf\nTEMPLATE """<|im_start|>{{ range .Messages }}'
+        '{{ if eq .Role "system" }}system\n{{ .Content }}<|im_end|>\n<|im_start|>'
+        '{{ else if eq .Role "user" }}user\n{{ .Content }}<|im_end|>\n'
+        '{{ else if eq .Role "assistant" }}<|im_start|>assistant\n'
+        "{{ .Content }}<|im_end|>\n<|im_start|>{{ end }}{{ end }}"
+        '<|im_start|>assistant\n"""\nPARAMETER stop "<|im_end|>"\nPARAMETER num_ctx 4096\n'
     )
