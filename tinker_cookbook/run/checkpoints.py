@@ -68,6 +68,8 @@ class CheckpointRecord:
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> CheckpointRecord:
         """Reads a line; keys that are not fields go into ``extra``."""
+        if "name" not in d:
+            raise CheckpointError(f"a line of {CHECKPOINTS_FILE} has no name: {dict(d)}")
         named = {key: value for key, value in d.items() if key in _FIELDS}
         return cls(**named, extra={key: d[key] for key in d if key not in _FIELDS})
 
