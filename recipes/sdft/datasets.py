@@ -12,23 +12,21 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 import chz
 
 from tinker_cookbook.distillation.datasets import PromptOnlyEnv
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.recipes.sdft.eval import SCIENCE_SYSTEM_PROMPT_THINKING
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDatasetBuilder
 from tinker_cookbook.supervised.conversation_file import ChatDataset
-from tinker_cookbook.supervised.data import Rows
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-T = TypeVar("T")
 Split = tuple[list[str], list[str], list[str], list[str]]
 """Questions and golden answers to train on, then held-out ones."""
 
@@ -57,9 +55,6 @@ class SDFTDataset:
         renderer: Renderer,
         dataset_name: str = "sdft",
     ) -> None:
-        assert len(questions) == len(golden_answers), (
-            f"got {len(questions)} questions and {len(golden_answers)} golden answers"
-        )
         self.questions, self.golden_answers = questions, golden_answers
         self.batch_size, self.group_size = batch_size, group_size
         self.renderer, self.dataset_name = renderer, dataset_name
@@ -81,57 +76,24 @@ class SDFTDataset:
         return math.ceil(len(self.questions) / self.batch_size)
 
 
-def _rows(hub: str, split: str, local: str | None, key: str) -> Rows:
-    """Returns the rows of ``local``, or of the Hub; ``key`` is the setting of the local copy."""
-    if local is None:
-        advice = f"Give a local copy: {key}=FILE.jsonl or {key}=FOLDER"
-        return load_hf_dataset(hub, split, None, advice)
-    path = Path(local).expanduser()
-    if not path.exists():
-        raise DataValidationError(
-            f"{key}: there is no file or folder {path} (searched from {Path.cwd()}); expected a "
-            f"copy of {hub}: JSONL, parquet, or what Dataset.save_to_disk writes"
-        )
+def _rows(source: str, split: str, advice: str = "") -> Sequence[Any]:
+    """Returns the rows of a local copy or of the Hub; ``advice`` ends the error of the latter."""
+    path = Path(source).expanduser()
     if (path / "state.json").is_file():
         from datasets import load_from_disk
 
-        saved: Any = load_from_disk(str(path))
-        return saved
-    return load_hf_dataset(str(path), "train" if path.is_file() else split)
+        rows: Any = load_from_disk(str(path))
+    else:
+        rows = load_hf_dataset(source, "train" if path.is_file() else split, None, advice)
+    return [rows[i] for i in range(len(rows))]
 
 
-def _field(row: Mapping[str, Any], name: str, where: str) -> Any:
-    if row.get(name) is None:
-        raise DataFormatError(f"{where}: got no {name}, only {', '.join(row)}")
-    return row[name]
-
-
-def _split(items: Sequence[T], fraction: float, seed: int) -> tuple[list[T], list[T]]:
-    """Returns two parts after a shuffle of the standard library, as in the official cookbook."""
-    if not 0 < fraction <= 1:
-        raise ConfigurationError(f"train_fraction: got {fraction}, expected more than 0, at most 1")
-    shuffled = list(items)
-    random.Random(seed).shuffle(shuffled)
-    at = int(len(shuffled) * fraction)
-    if not at:
-        raise DataValidationError(f"the data set has {len(items)} rows, expected more of them")
-    return shuffled[:at], shuffled[at:]
-
-
-def _columns(pairs: tuple[list[tuple[str, str]], list[tuple[str, str]]]) -> Split:
-    train, test = pairs
+def _split(pairs: list[tuple[str, str]], fraction: float, seed: int) -> Split:
+    """Divides after a shuffle of the standard library, as in the official cookbook."""
+    random.Random(seed).shuffle(pairs)
+    at = int(len(pairs) * fraction)
+    train, test = pairs[:at], pairs[at:]
     return [q for q, _ in train], [a for _, a in train], [q for q, _ in test], [a for _, a in test]
-
-
-def format_choices(choices: Mapping[str, Sequence[str]]) -> str:
-    """Returns one line for each choice: ``A: text``."""
-    return "\n".join(
-        f"{label}: {text}"
-        for label, text in zip(choices.get("label", ()), choices.get("text", ()), strict=True)
-    )
-
-
-_format_sciknoweval_choices = format_choices  # its name in the official cookbook
 
 
 def load_sciknoweval(
@@ -141,24 +103,22 @@ def load_sciknoweval(
     data_path: str | None = None,
 ) -> Split:
     """Returns the multiple-choice questions of level L3 of a domain, with the right letters."""
-    rows = _rows(SCIKNOWEVAL, "test", data_path, "dataset_path")
+    advice = "Give a local copy: dataset_path=FILE.jsonl or dataset_path=FOLDER"
+    rows = _rows(data_path or SCIKNOWEVAL, "test", advice)
     found: list[tuple[str, str]] = []
-    domains: set[str] = set()
-    for i in range(len(rows)):
-        row = rows[i]
-        domains.add(str(row.get("domain")))
-        level = (row.get("details") or {}).get("level")
-        if row.get("domain") == domain and level == "L3" and "mcq" in str(row.get("type")):
-            where = f"{data_path or SCIKNOWEVAL}, row {i}"
-            choices = format_choices(_field(row, "choices", where))
-            question = f"{_field(row, 'question', where)}\n\n{choices}\n{_LETTER}"
-            found.append((question, str(_field(row, "answerKey", where))))
+    for row in rows:
+        level = (row["details"] or {}).get("level")
+        if row["domain"] == domain and level == "L3" and "mcq" in row["type"]:
+            choices = zip(row["choices"]["label"], row["choices"]["text"], strict=True)
+            listed = "\n".join(f"{label}: {text}" for label, text in choices)
+            found.append((f"{row['question']}\n\n{listed}\n{_LETTER}", row["answerKey"]))
     if not found:
+        domains = ", ".join(sorted({row["domain"] for row in rows}))
         raise DataValidationError(
             f"sciknoweval_domain: got {domain!r}, of which none of the {len(rows)} rows is a "
-            f"multiple-choice question of level L3; the domains are {', '.join(sorted(domains))}"
+            f"multiple-choice question of level L3; the domains are {domains}"
         )
-    return _columns(_split(found, train_fraction, seed))
+    return _split(found, train_fraction, seed)
 
 
 def load_toolalpaca(
@@ -169,25 +129,27 @@ def load_toolalpaca(
     Rows of the Hub have ``instruction`` and ``output``, those of the paper's copy ``prompt`` and
     ``golden_response``, a text or lines.
     """
-    rows = _rows(TOOLALPACA, "train", data_path, "toolalpaca_data_path")
-    pairs = [_tool_use(rows[i], f"{data_path or TOOLALPACA}, row {i}") for i in range(len(rows))]
-    return _columns(_split(pairs, train_fraction, seed))
+    advice = "Give a local copy: dataset_path=FILE.jsonl or dataset_path=FOLDER"
+    rows = _rows(data_path or TOOLALPACA, "train", advice)
+    return _split(list(map(_tool_use, rows)), train_fraction, seed)
 
 
-def _tool_use(row: Mapping[str, Any], where: str) -> tuple[str, str]:
+def _tool_use(row: Mapping[str, Any]) -> tuple[str, str]:
     if "prompt" not in row:
-        return str(_field(row, "instruction", where)), str(_field(row, "output", where))
-    golden = _field(row, "golden_response", where)
-    lines = "\n".join(map(str, golden)) if isinstance(golden, list) else str(golden)
-    return str(row["prompt"]), lines
+        return row["instruction"], row["output"]
+    golden = row["golden_response"]
+    return row["prompt"], "\n".join(golden) if isinstance(golden, list) else golden
 
 
+@chz.chz
 class _SDFTBuilder(RLDatasetBuilder):
-    groups_per_batch: int
-    group_size: int
-    model_name_for_tokenizer: str
-    renderer_name: str
-    _name: str
+    groups_per_batch: int = chz.field(doc="Questions per step")
+    group_size: int = chz.field(default=1, doc="Answers per question")
+    model_name_for_tokenizer: str = chz.field(default="Qwen/Qwen3-8B", doc="Model of the tokenizer")
+    renderer_name: str = chz.field(default="qwen3", doc="Chat format")
+    data_path: str | None = chz.field(default=None, doc="A local copy; default: the Hub")
+
+    name: ClassVar[str]
 
     def load(self) -> Split:
         """Returns the questions and golden answers."""
@@ -197,7 +159,7 @@ class _SDFTBuilder(RLDatasetBuilder):
         """Builds the training set and, if rows are held out, the test set."""
         train_q, train_a, test_q, test_a = self.load()
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
-        size, name = self.groups_per_batch, self._name
+        size, name = self.groups_per_batch, self.name
         train = SDFTDataset(train_q, train_a, size, self.group_size, renderer, name)
         test = SDFTDataset(test_q, test_a, size, 1, renderer, f"{name}_test")
         return train, test if test_q else None
@@ -207,14 +169,10 @@ class _SDFTBuilder(RLDatasetBuilder):
 class SciKnowEvalSDFTBuilder(_SDFTBuilder):
     """Questions of SciKnowEval."""
 
-    groups_per_batch: int = chz.field(doc="Questions per step")
-    group_size: int = chz.field(default=1, doc="Answers per question")
-    model_name_for_tokenizer: str = chz.field(default="Qwen/Qwen3-8B", doc="Model of the tokenizer")
-    renderer_name: str = chz.field(default="qwen3", doc="Chat format")
     domain: str = chz.field(default="Chemistry", doc="Biology, Chemistry, Material or Physics")
     train_fraction: float = chz.field(default=0.9, doc="Share of the questions to train on")
-    data_path: str | None = chz.field(default=None, doc="A local copy; default: the Hub")
-    _name = "sciknoweval"
+
+    name = "sciknoweval"
 
     def load(self) -> Split:
         """Loads the domain."""
@@ -225,12 +183,7 @@ class SciKnowEvalSDFTBuilder(_SDFTBuilder):
 class ToolAlpacaSDFTBuilder(_SDFTBuilder):
     """Instructions of ToolAlpaca."""
 
-    groups_per_batch: int = chz.field(doc="Questions per step")
-    group_size: int = chz.field(default=1, doc="Answers per question")
-    model_name_for_tokenizer: str = chz.field(default="Qwen/Qwen3-8B", doc="Model of the tokenizer")
-    renderer_name: str = chz.field(default="qwen3", doc="Chat format")
-    data_path: str | None = chz.field(default=None, doc="A local copy; default: the Hub")
-    _name = "toolalpaca"
+    name = "toolalpaca"
 
     def load(self) -> Split:
         """Loads the data set."""
@@ -260,35 +213,31 @@ def load_science_from_arrow(
     tags), rows to evaluate on ``prompt`` (messages) and ``answer``. ``thinking_format``: without
     the tags, for models that think.
     """
-    train = _rows("the paper's train_data", "train", f"{data_dir}/train_data", "data_dir")
-    test = _rows("the paper's eval_data", "train", f"{data_dir}/eval_data", "data_dir")
     questions, golden = [], []
-    for i in range(len(train)):
-        messages = _field(train[i], "messages", f"{data_dir}/train_data, row {i}")
-        questions.append(messages[min(1, len(messages) - 1)]["content"])
-        text = str(_field(train[i], "output_text", f"{data_dir}/train_data, row {i}"))
+    for row in _rows(f"{data_dir}/train_data", "train"):
+        questions.append(row["messages"][1]["content"])
+        text = row["output_text"]
         golden.append(
             _convert_golden_answer_to_thinking_format(text, for_sft) if thinking_format else text
         )
-    prompts: list[list[Message]] = []
-    for i in range(len(test)):
-        prompt = [Message(**m) for m in _field(test[i], "prompt", f"{data_dir}/eval_data, row {i}")]
-        if thinking_format and prompt and prompt[0]["role"] == "system":
+    prompts, letters = [], []
+    for row in _rows(f"{data_dir}/eval_data", "train"):
+        prompt = [Message(**message) for message in row["prompt"]]
+        if thinking_format and prompt[0]["role"] == "system":
             prompt[0]["content"] = SCIENCE_SYSTEM_PROMPT_THINKING
         prompts.append(prompt)
-    return questions, golden, prompts, [test[i]["answer"] for i in range(len(test))]
+        letters.append(row["answer"])
+    return questions, golden, prompts, letters
 
 
 def load_tooluse_from_arrow(
     data_dir: str,
 ) -> tuple[list[str], list[str], list[str], list[list[dict[str, str]]]]:
     """Returns questions, golden responses, and prompts and right actions to evaluate on."""
-    train = _rows("the paper's train_data", "train", f"{data_dir}/train_data", "data_dir")
-    test = _rows("the paper's eval_data", "train", f"{data_dir}/eval_data", "data_dir")
-    pairs = [_tool_use(train[i], f"{data_dir}/train_data, row {i}") for i in range(len(train))]
-    rows = [test[i] for i in range(len(test))]
-    golden = [row["golden_answer"] for row in rows]
-    return [q for q, _ in pairs], [a for _, a in pairs], [row["prompt"] for row in rows], golden
+    pairs = list(map(_tool_use, _rows(f"{data_dir}/train_data", "train")))
+    rows = _rows(f"{data_dir}/eval_data", "train")
+    prompts, golden = [row["prompt"] for row in rows], [row["golden_answer"] for row in rows]
+    return [q for q, _ in pairs], [a for _, a in pairs], prompts, golden
 
 
 class _ArrowSFTBuilder(ChatDatasetBuilder):
@@ -314,7 +263,7 @@ class ScienceArrowSFTBuilder(_ArrowSFTBuilder):
     def conversations(self) -> list[list[Message]]:
         """Loads questions and answers."""
         questions, golden, *_ = load_science_from_arrow(
-            str(Path(self.data_dir).expanduser()), self.thinking_format, for_sft=True
+            self.data_dir, self.thinking_format, for_sft=True
         )
         system = SCIENCE_SYSTEM_PROMPT_THINKING if self.thinking_format else SCIENCE_SYSTEM_PROMPT
         return [
@@ -333,7 +282,7 @@ class TooluseArrowSFTBuilder(_ArrowSFTBuilder):
 
     def conversations(self) -> list[list[Message]]:
         """Loads questions and answers."""
-        questions, golden, *_ = load_tooluse_from_arrow(str(Path(self.data_dir).expanduser()))
+        questions, golden, *_ = load_tooluse_from_arrow(self.data_dir)
         return [_turn(q, a) for q, a in zip(questions, golden, strict=True)]
 
 

@@ -11,7 +11,6 @@ from tinker_cookbook import cli_utils
 from tinker_cookbook.checkpoint_utils import CheckpointRecord, get_last_checkpoint
 from tinker_cookbook.distillation import sdft
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.sdft.datasets import (
     ScienceArrowSFTBuilder,
     SDFTDataset,
@@ -60,28 +59,21 @@ class TaskSettings(sdft.Config):
 
     def folder_of(self, task: Task) -> str:
         """Returns the folder of a task's data."""
-        folder = Path(self.data_dir).expanduser() / f"{task}_data"
-        if not folder.is_dir():
-            raise ConfigurationError(
-                f"data_dir: there is no folder {folder}; expected the data of the SDFT paper: "
-                "science_data and tooluse_data, each with train_data and eval_data"
-            )
-        return str(folder)
+        return f"{self.data_dir}/{task}_data"
 
 
 async def train_sft(
     cli: TaskSettings, task: Task, log_path: Path, batch_size: int, **settings: Any
 ) -> CheckpointRecord:
     """Trains on the golden answers; returns the final checkpoint."""
-    common = chat_data(cli, batch_size, cli.max_tokens)
+    common: dict[str, Any] = {
+        "common_config": chat_data(cli, batch_size, cli.max_tokens),
+        "data_dir": cli.folder_of(task),
+    }
     dataset = (
-        ScienceArrowSFTBuilder(
-            common_config=common,
-            data_dir=cli.folder_of(task),
-            thinking_format=cli.thinking_format,
-        )
+        ScienceArrowSFTBuilder(**common, thinking_format=cli.thinking_format)
         if task == "science"
-        else TooluseArrowSFTBuilder(common_config=common, data_dir=cli.folder_of(task))
+        else TooluseArrowSFTBuilder(**common)
     )
     made = {
         "log_path": str(log_path),

@@ -18,13 +18,12 @@ from typing import Any, Literal
 import chz
 
 from tinker_cookbook.distillation import sdft
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.sdft.datasets import (
     SciKnowEvalSDFTBuilder,
     SDFTDataset,
     ToolAlpacaSDFTBuilder,
 )
-from tinker_cookbook.recipes.start import DEMO_MODEL, chat_data, example_data
+from tinker_cookbook.recipes.start import DEMO_MODEL, chat_data, check_one_of, example_data
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
@@ -59,23 +58,14 @@ class CLIConfig(sdft.Config):
 
     def build_dataset(self) -> sdft.DemonstrationBuilder | None:
         """Returns the demonstrations of a file; None: ``load_provider`` has those of the Hub."""
+        check_one_of(dataset=self.dataset, test_path=self.test_path, test_size=self.test_size)
         if self.dataset is not None:
             return None
         path, test_path = self.dataset_path, self.test_path
-        for name in ("sciknoweval_domain", "toolalpaca_data_path"):
-            if getattr(self, name) != getattr(type(self)(), name):
-                raise ConfigurationError(
-                    f"{name}: got {getattr(self, name)!r} without dataset="
-                    f"{name.partition('_')[0]}, expected it only with this data set"
-                )
         if path is None:
-            if self.test_size:
-                raise ConfigurationError(
-                    f"test_size: got {self.test_size} without dataset_path; expected it only with "
-                    "a user file, since the example already has a held-out part"
-                )
             path = str(example_data("conversations.jsonl"))
-            test_path = test_path or str(example_data("conversations_test.jsonl"))
+            if not self.test_size:
+                test_path = test_path or str(example_data("conversations_test.jsonl"))
         return sdft.DemonstrationBuilder(
             common_config=chat_data(self, self.groups_per_batch, None),
             file_path=path,
@@ -87,24 +77,12 @@ class CLIConfig(sdft.Config):
 
 async def load_provider(cli: CLIConfig) -> tuple[SDFTDataset, SDFTDataset | None]:
     """Returns the questions of ``dataset`` to train on, and the held-out ones."""
-    for name in ("test_path", "test_size"):
-        if getattr(cli, name):
-            raise ConfigurationError(
-                f"{name}: got {getattr(cli, name)} with dataset={cli.dataset}, which has its own "
-                "held-out part; expected it only with a user file"
-            )
-    copies = {path for path in (cli.dataset_path, cli.toolalpaca_data_path) if path is not None}
-    if len(copies) > 1 or (cli.dataset != "toolalpaca" and cli.toolalpaca_data_path):
-        raise ConfigurationError(
-            f"dataset_path={cli.dataset_path}, toolalpaca_data_path={cli.toolalpaca_data_path}: "
-            f"expected one local copy of dataset={cli.dataset}; dataset_path is that of both"
-        )
     shared: dict[str, Any] = {
         "model_name_for_tokenizer": cli.model_name,
         "renderer_name": cli.renderer,
         "groups_per_batch": cli.groups_per_batch,
         "group_size": cli.group_size,
-        "data_path": next(iter(copies), None),
+        "data_path": cli.toolalpaca_data_path or cli.dataset_path,
     }
     if cli.dataset == "sciknoweval":
         return await SciKnowEvalSDFTBuilder(domain=cli.sciknoweval_domain, **shared)()
