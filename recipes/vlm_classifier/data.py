@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.image_processing_utils import get_image_processor, pillow
 from tinker_cookbook.recipes.vlm_classifier.images import KNOWN, image_data, image_of, split_of
 from tinker_cookbook.renderers import ImagePart, Message, TextPart, TrainOnWhat, get_renderer
@@ -24,7 +23,6 @@ from tinker_cookbook.utils.imports import tinker, torch
 
 if TYPE_CHECKING:
     import datasets
-    from PIL import Image
 
 DATASET_HELP = f"{', '.join(KNOWN)}, a Hub name, or a local folder"
 
@@ -39,11 +37,6 @@ class TrainingImages:
     examples_per_class: int | None = number(None, "Training images per class; None: all", low=1)
     subset_seed: int = chz.field(default=0, doc="Seed of the choice of examples_per_class")
     max_image_size: int = number(480, "Pixels of an image's longest side", low=1)
-
-    @chz.validate
-    def _check_repeats(self) -> None:
-        if not self.num_repeats > 0:
-            raise ConfigurationError(f"num_repeats: got {self.num_repeats}, expected more than 0")
 
 
 @chz.chz
@@ -78,8 +71,7 @@ class LabelledImages:
             get_tokenizer(config.model_name_for_tokenizer),
             image_processor=get_image_processor(config.model_name_for_tokenizer),
         )
-        columns = (config.image_column_name, config.label_column_name)
-        self.dataset = split_of(config.dataset, config.dataset_split, *columns)
+        self.dataset = split_of(config.dataset, config.dataset_split, config.label_column_name)
         self.class_labels: Any = self.dataset.features[config.label_column_name]
         self.wording = image_data(config.dataset)
 
@@ -96,9 +88,7 @@ class LabelledImages:
 
     def question(self, example: dict[str, Any]) -> Message:
         """Returns the user's message: the question and the image of a row."""
-        column = self.config.image_column_name
-        where = f"dataset: {self.config.dataset} ({self.config.dataset_split}), {column}"
-        image = image_of(example[column], where, self.config.max_image_size)
+        image = image_of(example[self.config.image_column_name], self.config.max_image_size)
         picture = ImagePart(type="image", image=image)
         text = TextPart(type="text", text=self.wording.question)
         first = self.wording.image_first
@@ -164,8 +154,7 @@ class ClassifierDataset(LabelledImages, SupervisedDataset):
         rng = random.Random(f"{self._epoch_seed} {number}")
         if rng.random() < self.config.hflip_probability:
             column = self.config.image_column_name
-            where = f"dataset: {self.config.dataset}, row {self.shuffled_indices[number]}"
-            image: Image.Image = image_of(row[column], where, self.config.max_image_size)
+            image = image_of(row[column], self.config.max_image_size)
             row = row | {column: image.transpose(pillow().Transpose.FLIP_LEFT_RIGHT)}
         return row
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -125,15 +124,10 @@ class ClassifierEvaluatorBuilder(SamplingOptions):
     model_name_for_tokenizer: str = chz.field(doc="Model of tokenizer and image processor")
     renderer_name: str = chz.field(doc="Chat format with images")
 
-    @cached_property
-    def evaluator(self) -> ClassifierEvaluator:
-        """The evaluator, which keeps the answers of its last evaluation."""
-        settings = {name: getattr(self, name) for name in chz.chz_fields(type(self))}
-        return ClassifierEvaluator(ClassifierEvaluatorConfig(**settings, dataset_split="test"))
-
     def __call__(self) -> ClassifierEvaluator:
         """Returns the evaluator."""
-        return self.evaluator
+        settings = {name: getattr(self, name) for name in chz.chz_fields(type(self))}
+        return ClassifierEvaluator(ClassifierEvaluatorConfig(**settings, dataset_split="test"))
 
 
 @chz.chz

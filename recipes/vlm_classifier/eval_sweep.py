@@ -22,7 +22,7 @@ from tinker_cookbook.checkpoint_utils import (
     get_last_checkpoint,
     load_checkpoints_file,
 )
-from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
+from tinker_cookbook.exceptions import CheckpointError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.recipes.vlm_classifier.eval import SamplingOptions, get_evaluator_builder
 from tinker_cookbook.run.paths import write_atomically
@@ -95,8 +95,10 @@ async def evaluate_experiment(
     recorded = await get_renderer_name_from_checkpoint_async(service_client, path)
     renderer_name, _ = resolve_renderer_name(model_name, eval_config.renderer_name or recorded)
     settings = parse_hyperparams_from_experiment_name(experiment_name)
+    # The name of the run has no path, which its record has.
+    recorded_config = json.loads((folder / "config.json").read_bytes())
     evaluator = get_evaluator_builder(
-        _dataset_of(folder) or settings["dataset"],
+        recorded_config["dataset_builder"]["dataset"],
         model_name,
         renderer_name,
         **{name: getattr(eval_config, name) for name in chz.chz_fields(SamplingOptions)},
@@ -104,15 +106,6 @@ async def evaluate_experiment(
     metrics = await evaluator(await service_client.create_sampling_client(model_path=path))
     step = checkpoint.batch
     return {"experiment_name": experiment_name, "checkpoint_step": step, **metrics, **settings}
-
-
-def _dataset_of(folder: Path) -> str | None:
-    """Returns the dataset that the run recorded; its name has no path."""
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-        return config["dataset_builder"]["dataset"]
-    except (OSError, ValueError, KeyError, TypeError):  # a run of another program
-        return None
 
 
 async def evaluate_sweep(
@@ -134,11 +127,6 @@ async def main(config: EvalConfig) -> None:
     """Evaluates all runs of a folder, and writes the results."""
     folder, output = Path(config.experiment_dir).expanduser(), Path(config.output_file).expanduser()
     runs = [path.parent.name for path in sorted(folder.glob("*/checkpoints.jsonl"))]
-    if not runs:
-        raise ConfigurationError(
-            f"experiment_dir: {folder} has no runs; expected folders with a checkpoints.jsonl, as "
-            "recipes.vlm_classifier.sweep writes them"
-        )
     results = await evaluate_sweep(config, runs)
     text = json.dumps(results, indent=2)
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from tinker_cookbook.exceptions import ConfigurationError, DataError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.image_processing_utils import open_image, pillow, png_bytes, resize_image
 from tinker_cookbook.supervised.hf_datasets import load_hf_splits
+from tinker_cookbook.utils.imports import missing_extra
 
 if TYPE_CHECKING:
     import datasets
@@ -83,36 +84,24 @@ def image_data(dataset: str) -> ImageData:
 
 @lru_cache(maxsize=4)
 def load_images(dataset: str) -> Mapping[str, datasets.Dataset]:
-    """Returns the splits of a dataset: a short name, a Hub name or a local folder.
-
-    Raises:
-        ConfigurationError: ``digits`` without scikit-learn.
-        DataError: There is no such dataset, or it cannot be read.
-    """
+    """Returns the splits of a dataset: a short name, a Hub name or a local folder."""
     path = image_data(dataset).path
     if path == "digits":
         return _digits()
     folder = Path(path).expanduser()
-    if not folder.is_dir():
-        if path.startswith((".", "/", "~")) or path.count("/") != 1:
-            raise DataValidationError(f"dataset: {folder} is no folder; {_EXPECTED}")
-        splits = cast("Mapping[str, Any]", load_hf_splits(path, instead=_EXPECTED))
-        # Rows of images and labels have no objects, so they need no cleaning.
-        return {name: rows.with_format(None) for name, rows in splits.items()}
-    import datasets
+    if folder.is_dir():
+        import datasets
 
-    try:
         return cast("Mapping[str, Any]", datasets.load_dataset(str(folder)))
-    except Exception as error:  # datasets raises a dozen types for folders that it cannot read
-        raise DataError(
-            f"dataset: {folder} cannot be read as images: {str(error).splitlines()[0]}; {_EXPECTED}"
-        ) from error
+    splits = cast("Mapping[str, Any]", load_hf_splits(path, instead=_EXPECTED))
+    # Rows of images and labels have no objects, so they need no cleaning.
+    return {name: rows.with_format(None) for name, rows in splits.items()}
 
 
-def split_of(dataset: str, split: str, image_column: str, label_column: str) -> datasets.Dataset:
+def split_of(dataset: str, split: str, label_column: str = "label") -> datasets.Dataset:
     """Returns a split with class labels; ``test`` may have the name ``validation``.
 
-    Raises DataValidationError for a missing split or column, or an empty split.
+    Raises DataValidationError for a missing split.
     """
     import datasets
 
@@ -123,29 +112,16 @@ def split_of(dataset: str, split: str, image_column: str, label_column: str) -> 
         raise DataValidationError(
             f"dataset: {dataset} has the splits {', '.join(splits)}, expected {split!r} among them"
         )
-    for name in (image_column, label_column):
-        if name not in found.column_names:
-            raise DataValidationError(
-                f"dataset: {dataset} ({split}) has no column {name!r}, only "
-                f"{', '.join(found.column_names)}"
-            )
-    if not len(found):
-        raise DataValidationError(f"dataset: {dataset} has no rows in its split {split!r}")
     if isinstance(found.features[label_column], datasets.ClassLabel):
         return found
     return found.class_encode_column(label_column)
 
 
-def image_of(value: Any, where: str, max_size: int) -> Image.Image:
-    """Returns the image of a cell, at most ``max_size`` pixels long.
-
-    Raises DataValidationError, which names ``where``, if it is no image.
-    """
-    cell: Any = value.get("bytes") or value.get("path") if isinstance(value, dict) else value
-    try:
-        return resize_image(open_image(cell)[0], max_size)
-    except DataError as error:
-        raise DataValidationError(f"{where}: {error}") from error
+def image_of(cell: Any, max_size: int) -> Image.Image:
+    """Returns the image of a cell, at most ``max_size`` pixels long."""
+    if isinstance(cell, dict):
+        cell = cell.get("bytes") or cell.get("path")
+    return resize_image(open_image(cell)[0], max_size)
 
 
 def _digits() -> Mapping[str, datasets.Dataset]:
@@ -153,10 +129,7 @@ def _digits() -> Mapping[str, datasets.Dataset]:
     try:
         library: Any = importlib.import_module("sklearn.datasets")
     except ImportError as error:
-        raise ConfigurationError(
-            "dataset: digits are the scanned digits that scikit-learn contains, which is not "
-            "installed; run: pip install scikit-learn   (or give dataset=FOLDER of your images)"
-        ) from error
+        raise missing_extra("the scanned digits of scikit-learn", error, "vision") from error
     import datasets
 
     found = library.load_digits()

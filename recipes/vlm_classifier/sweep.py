@@ -7,7 +7,6 @@ The same command again continues runs that were interrupted. ``eval_sweep`` comp
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import shlex
 from concurrent.futures import ProcessPoolExecutor
@@ -54,7 +53,7 @@ class SweepConfig(ExperimentConfig):
 
 def run_experiment(experiment_config: ExperimentConfig) -> None:
     """Trains one classifier of a sweep."""
-    asyncio.run(train.train_classifier(experiment_config))
+    train.run_experiment(experiment_config)
 
 
 def experiments(config: SweepConfig) -> list[ExperimentConfig]:
