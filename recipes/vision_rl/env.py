@@ -47,12 +47,6 @@ class PictureEnv(ProblemEnv):
         return last_number(sample_str) == self._answer
 
 
-def picture_renderer(model_name: str, renderer_name: str) -> Renderer:
-    """Returns the renderer of a model that takes images."""
-    processor = get_image_processor(model_name)
-    return get_renderer(renderer_name, get_tokenizer(model_name), image_processor=processor)
-
-
 @chz.chz
 class PictureDatasetBuilder(ProblemDatasetBuilder):
     """Pictures to train on, and others to evaluate on."""
@@ -72,7 +66,8 @@ class PictureDatasetBuilder(ProblemDatasetBuilder):
 
     def renderer(self) -> Renderer:
         """Returns a renderer that takes images."""
-        return picture_renderer(self.model_name_for_tokenizer, self.renderer_name)
+        name = self.model_name_for_tokenizer
+        return get_renderer(self.renderer_name, get_tokenizer(name), get_image_processor(name))
 
     def env_thunk(self, problem: Picture, renderer: Renderer) -> Callable[[], Env]:
         """Returns the environment of a picture."""

@@ -21,7 +21,6 @@ from pathlib import Path
 import chz
 
 from tinker_cookbook import cli_utils
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.tiny_models.llama import TinyModelSettings, make_model_once
 from tinker_cookbook.recipes.tiny_models.vlm import RENDERER, Example, example_of, make_tiny_vlm
 from tinker_cookbook.recipes.vision_rl.env import START_SEED, PictureDatasetBuilder
@@ -32,7 +31,6 @@ from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 TINY = "tiny"
-_EXAMPLES = 3000
 
 
 @chz.chz
@@ -42,12 +40,6 @@ class CLIConfig(train.Config):
     recipe_name: str = "vision_rl"
     model_name: str = chz.field(
         default=TINY, doc="Hub name or folder of a model; tiny: one that the recipe makes"
-    )
-    start_steps: int = number(
-        300, "model_name=tiny: steps of the supervised training that makes it", low=1
-    )
-    right_share: float = number(
-        0.5, "model_name=tiny: share of right answers in that training", below=1.0001
     )
     kinds: list[Kind] = chz.field(
         default_factory=lambda: list(KINDS), doc=f"Of {', '.join(KINDS)}, separated by commas"
@@ -66,20 +58,12 @@ class CLIConfig(train.Config):
         """Returns the pictures."""
         return self.builder_of(PictureDatasetBuilder)
 
-    @chz.validate
-    def _check_kinds(self) -> None:
-        if not self.kinds or not set(self.kinds) <= set(KINDS):
-            raise ConfigurationError(f"kinds: got {self.kinds}, expected {', '.join(KINDS)}")
-
 
 def make_model(cli: CLIConfig) -> CLIConfig:
     """Returns the settings with the tiny model's folder, which is made if it is absent."""
     # The name includes everything that the model depends on, so that another run can reuse it.
-    name = f"vision_rl_tiny_{'_'.join(cli.kinds)}_{cli.start_steps}_{cli.right_share:g}"
-    folder = cli_utils.default_log_path(name)
-    settings = TinyModelSettings(
-        output=folder, steps=cli.start_steps, batch_size=64, learning_rate=1e-3
-    )
+    folder = cli_utils.default_log_path(f"vision_rl_tiny_{'_'.join(cli.kinds)}")
+    settings = TinyModelSettings(output=folder, steps=300, batch_size=64, learning_rate=1e-3)
     make_model_once(
         folder, lambda: make_tiny_vlm(folder, texts(), partial(_examples, cli), settings)
     )
@@ -87,20 +71,20 @@ def make_model(cli: CLIConfig) -> CLIConfig:
         cli,
         model_name=folder,
         renderer_name=cli.renderer_name or RENDERER,
-        learning_rate=1e-3 if cli.learning_rate is None else cli.learning_rate,
+        learning_rate=cli.learning_rate or 1e-3,
         # What it sees is as unfinished as what it says.
         train_vision=True,
     )
 
 
 def _examples(cli: CLIConfig, folder: Path) -> list[Example]:
-    """Returns pictures with answers, of which ``right_share`` are right and the others one less or
-    more; other pictures than those of RL."""
+    """Returns pictures with answers, of which half are right and the others one less or more; other
+    pictures than those of RL."""
     rng = random.Random(START_SEED)
     examples: list[Example] = []
-    for picture in make_pictures(_EXAMPLES, START_SEED, cli.kinds):
+    for picture in make_pictures(3000, START_SEED, cli.kinds):
         image, _, answer = picture.draw()
-        if rng.random() >= cli.right_share:
+        if rng.random() >= 0.5:
             answer = str(int(answer) + rng.choice((-1, 1)))
         messages = [picture.message(), Message(role="assistant", content=answer)]
         examples.append(example_of(folder, messages, image))
