@@ -33,7 +33,6 @@ NOT_RUN = (
     "python -m recipes.harbor_rl",  # tests/recipes/test_harbor.py
     "python -m pytest",
     "python -m tinker_cookbook.eval.run_inspect_evals",
-    "python -m tinker_cookbook.eval.inspect_logs",
     "inspect ",
     "lm_eval ",
     "llama-server ",

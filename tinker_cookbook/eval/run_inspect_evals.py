@@ -1,7 +1,7 @@
 """Evaluates a checkpoint or a base model with tasks of Inspect AI.
 
     python -m tinker_cookbook.eval.run_inspect_evals model_path=tinker://… tasks=my_task.py
-    python -m tinker_cookbook.eval.run_inspect_evals model_name=… tasks=ifeval
+    python -m tinker_cookbook.eval.run_inspect_evals model_name=… tasks=inspect_evals/ifeval
 
 Needs ``pip install -e '.[inspect]'``. Tasks are files, ``file.py@task``, or names that a
 package registers, separated by commas. The logs can be read with ``inspect view``.

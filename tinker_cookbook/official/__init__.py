@@ -108,7 +108,6 @@ _FILES = {
     "eval.benchmarks.mmlu_redux": "eval.benchmarks.choices",
     "eval.benchmarks.supergpqa": "eval.benchmarks.choices",
     "eval.inspect_evaluators": "eval.inspect_bridge.evaluators",
-    "eval.inspect_logs": "eval.inspect_bridge.logs",
     "eval.inspect_utils": "eval.inspect_bridge.model",
     "preference.train_dpo_cli": "official.train_dpo_cli",
     "recipes.distillation.sdft": "recipes.sdft.train",

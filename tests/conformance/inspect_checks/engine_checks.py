@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from inspect_ai import Epochs, Task, eval_async
 from inspect_ai.dataset import Sample
@@ -15,42 +14,11 @@ from inspect_ai.model import ChatMessageUser, GenerateConfig, Model, ModelAPI, g
 from inspect_ai.scorer import includes, match
 from inspect_ai.solver import generate
 from inspect_models import ASK, ask, builder, evaluate, story_api, story_task
-from tinker import types
 
 from tinker_cookbook.eval.inspect_bridge.evaluators import metrics_of
 from tinker_cookbook.exceptions import ConfigurationError, EvalError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-
-
-def test_logprobs_are_the_engines(stories, stories_model):
-    api = story_api(stories, stories_model)
-    output = ask(
-        api, logprobs=True, top_logprobs=3, num_choices=2, max_tokens=12, seed=5, prompt_logprobs=2
-    )
-    first, second = output.choices
-    assert first.message.text != second.message.text
-    tokenizer = get_tokenizer(stories_model)
-    renderer = get_renderer("role_colon", tokenizer)
-    prompt = renderer.build_generation_prompt([{"role": "user", "content": ASK[0].content}])
-    assert [e.token for e in first.prompt_logprobs.content] == [
-        renderer.codec.decode([token]) for token in prompt.to_ints()[1:]
-    ]
-    expected = stories.compute_logprobs(prompt).result()[1:]
-    found = [entry.logprob for entry in first.prompt_logprobs.content]
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-    entries = first.logprobs.content
-    assert [len(entry.top_logprobs) for entry in entries] == [3] * len(entries)
-    # Recomputed from the text: the tokens after the prompt have these log-probabilities.
-    sample = stories.sample(
-        prompt, 2, types.SamplingParams(max_tokens=12, seed=5, stop=renderer.get_stop_sequences())
-    ).result()
-    tokens = list(sample.sequences[0].tokens)
-    scored = stories.compute_logprobs(types.ModelInput.from_ints(prompt.to_ints() + tokens))
-    np.testing.assert_allclose(
-        [entry.logprob for entry in entries], scored.result()[-len(tokens) :], atol=1e-3
-    )
-    assert output.usage.output_tokens == sum(len(s.tokens) for s in sample.sequences)
 
 
 def test_a_long_answer_ends_at_the_models_context(stories, stories_model):

@@ -147,6 +147,8 @@ def test_settings_that_a_sampling_client_lacks_are_refused(scripted):
     _, api = scripted("qwen3", "x")
     with pytest.raises(ConfigurationError, match="frequency_penalty: got"):
         ask(api, frequency_penalty=0.5)
+    with pytest.raises(ConfigurationError, match=r"tool_choice: got .*get_weather"):
+        ask(api, tools=[WEATHER], choice=ToolFunction("get_weather"))
     ask(api, frequency_penalty=0.0, best_of=1)
 
 
@@ -176,27 +178,7 @@ def test_a_call_that_cannot_be_parsed_is_reported_and_rendered_as_it_was(scripte
     assert broken in client.text()
 
 
-@pytest.mark.parametrize(
-    ("renderer", "answer"),
-    [
-        ("qwen3", ' {"city": "Rome"}}\n</tool_call><|im_end|>'),
-        ("qwen3_5", "<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call><|im_end|>"),
-    ],
-)
-def test_a_named_tool_is_forced_by_the_beginning_of_its_call(scripted, renderer, answer):
-    client, api = scripted("qwen3", answer, renderer=renderer)
-    output = ask(api, tools=[WEATHER, CLOCK], choice=ToolFunction("get_weather"))
-    assert "<tool_call>\n" in client.text().rpartition("assistant")[2]
-    assert client.text().rstrip().endswith(('"arguments":', "<function=get_weather>"))
-    assert output.stop_reason == "tool_calls"
-    assert output.message.tool_calls[0].arguments == {"city": "Rome"}
-
-
-def test_any_tool_lets_the_model_choose_the_name(scripted):
-    client, api = scripted("qwen3", 'clock", "arguments": {}}\n</tool_call><|im_end|>')
-    output = ask(api, tools=[WEATHER, CLOCK], choice="any")
-    assert client.text().endswith('<tool_call>\n{"name": "')
-    assert output.message.tool_calls[0].function == "clock"
+def test_no_tools_are_declared_where_none_may_be_called(scripted):
     client, api = scripted("qwen3", "It rains.<|im_end|>")
     ask(api, tools=[WEATHER], choice="none")
     assert "# Tools" not in client.text()

@@ -3,77 +3,23 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from tinker_cookbook.exceptions import (
-    ConfigurationError,
-    DataError,
-    DataValidationError,
-    install_command,
-    nearest_sentence,
-)
+from tinker_cookbook.exceptions import ConfigurationError, DataError, DataValidationError
 from tinker_cookbook.supervised.hf_datasets import offline, why_hub_is_unreachable
-from tinker_cookbook.utils.imports import missing_extra
 
 logger = logging.getLogger(__name__)
 
-EVALS_PREFIX = "inspect_evals/"
 _CHECKS = "instruction_following_eval"
-
-
-def full_name(task: str) -> str:
-    """Returns ``inspect_evals/NAME`` for the bare name of a task of ``inspect_evals``.
-
-    Other names, such as those of folders and of other packages, are returned unchanged.
-    """
-    return f"{EVALS_PREFIX}{task}" if task in _evals_tasks() and not Path(task).exists() else task
-
-
-@cache
-def _evals_tasks() -> frozenset[str]:
-    """Returns the bare names of the tasks of ``inspect_evals``; none if it is not installed."""
-    if find_spec("inspect_evals") is None:
-        return frozenset()
-    registry = importlib.import_module("inspect_evals._registry")
-    # Tasks, solvers and scorers are functions that Inspect has marked.
-    return frozenset(name for name, found in vars(registry).items() if callable(found))
-
-
-def check_packages(tasks: Sequence[Any]) -> None:
-    """Raises ConfigurationError if tasks of ``inspect_evals`` lack a package, with the pip line."""
-    names = [task for task in tasks if isinstance(task, str) and task.startswith(EVALS_PREFIX)]
-    if names and find_spec("inspect_evals") is None:
-        error = ImportError(name="inspect_evals")
-        raise missing_extra(f"the tasks {', '.join(names)}", error, "inspect")
-    ifeval = f"{EVALS_PREFIX}ifeval"
-    if ifeval in names and find_spec(_CHECKS) is None and find_spec("if_verifiable") is None:
-        raise ConfigurationError(
-            f"tasks: {ifeval} needs the package if-verifiable, which checks the instructions; run: "
-            f"{install_command('eval')}"
-        )
-
-
-def unknown_task(tasks: Sequence[Any], error: Exception) -> ConfigurationError:
-    """Converts Inspect's error about unknown tasks to one with similar names."""
-    names = ", ".join(task for task in tasks if isinstance(task, str))
-    # Bare names are similar to a name without the package's prefix only.
-    known = [*_evals_tasks(), *(f"{EVALS_PREFIX}{name}" for name in _evals_tasks())]
-    found = str(getattr(error, "message", error)).removeprefix("Error: ").rstrip(".")
-    return ConfigurationError(
-        f"tasks: got {names}, expected files or registered tasks: {found}"
-        f"{nearest_sentence(names, known)}"
-    )
 
 
 @contextmanager
@@ -162,26 +108,17 @@ class _Prompt:
     """Arguments by the index of the instruction; text if Inspect read it from a log."""
 
 
-@dataclass
-class _Followed:
-    follow_instruction_list: list[bool]
-
-    @property
-    def follow_all_instructions(self) -> bool:
-        return all(self.follow_instruction_list)
-
-
-def _follow(example: _Prompt, response: str, strict: bool = True) -> _Followed:
+def _follow(example: _Prompt, response: str, strict: bool = True) -> SimpleNamespace:
     from tinker_cookbook.eval.benchmarks.instructions import follow, whole
 
+    names = example.instruction_id_list
     given = {str(number): values for number, values in dict(example.kwargs).items()}
     kwargs = [
         {key: whole(value) for key, value in given.get(str(i), {}).items()}
-        for i in range(len(example.instruction_id_list))
+        for i in range(len(names))
     ]
-    names = example.instruction_id_list
-    results = follow("ifeval", response, names, kwargs, example.prompt)
-    return _Followed(results[0 if strict else 1])
+    results = follow("ifeval", response, names, kwargs, example.prompt)[0 if strict else 1]
+    return SimpleNamespace(follow_instruction_list=results, follow_all_instructions=all(results))
 
 
 @contextmanager
@@ -196,18 +133,16 @@ def _ifeval_checks() -> Iterator[None]:
     package, module = ModuleType(_CHECKS), ModuleType(f"{_CHECKS}.evaluation")
     for made in (package, module):
         made.__spec__ = ModuleSpec(made.__name__, None)
-    names = {
-        "evaluation": module,
-        "InputExample": _Prompt,
-        "ensure_nltk_resource": lambda: None,
-        "test_instruction_following": _follow,
-    }
-    for name, value in names.items():
-        setattr(package if name == "evaluation" else module, name, value)
+        sys.modules[made.__name__] = made
+    vars(package)["evaluation"] = module
+    vars(module).update(
+        InputExample=_Prompt,
+        ensure_nltk_resource=lambda: None,
+        test_instruction_following=_follow,
+    )
     logger.info("IFEval's instructions are checked by if_verifiable; %s is missing", _CHECKS)
-    sys.modules.update({made.__name__: made for made in (package, module)})
     try:
         yield
     finally:
         for made in (package, module):
-            sys.modules.pop(made.__name__, None)
+            del sys.modules[made.__name__]

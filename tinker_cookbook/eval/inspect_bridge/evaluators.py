@@ -19,12 +19,7 @@ import chz
 
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
-from tinker_cookbook.eval.inspect_bridge.data import (
-    check_packages,
-    full_name,
-    local_data,
-    unknown_task,
-)
+from tinker_cookbook.eval.inspect_bridge.data import local_data
 from tinker_cookbook.exceptions import ConfigurationError, EvalError
 from tinker_cookbook.run.current import current_run_folder
 from tinker_cookbook.run.paths import ensure_writable_dir
@@ -89,17 +84,10 @@ class InspectEvaluatorBuilder:
         import_inspect()
         if not self.task_list():
             raise ConfigurationError("tasks: got none, expected a file or the name of a task")
-        for name, low in (("max_tokens", 1), ("num_choices", 1), ("max_connections", 1)):
-            if getattr(self, name) < low:
-                raise ConfigurationError(
-                    f"{name}: got {getattr(self, name)}, expected at least {low}"
-                )
-        for name in ("limit", "epochs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name}: got {value}, expected at least 1, or none")
+        for name in ("max_tokens", "num_choices", "max_connections", "limit", "epochs"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigurationError(f"{name}: got {value}, expected at least 1")
         self.task_arguments()
-        check_packages(self.task_list())
 
     def task_list(self) -> list[Any]:
         """Returns the tasks one by one; raises ConfigurationError for a file that is missing."""
@@ -152,15 +140,15 @@ class InspectEvaluator(SamplingClientEvaluator):
         """
         if self.config.model_name is None:
             raise ConfigurationError("model_name: got none, expected the base model of the client")
-        return metrics_of(await self.run(self._model(sampling_client), display="none"))
+        model = make_model(self.config, sampling_client, self.config.model_name)
+        return metrics_of(await self.run(model, display="none"))
 
-    async def run(self, model: Model, *, display: str, **metadata: str) -> list[EvalLog]:
+    async def run(self, model: Model, *, display: str) -> list[EvalLog]:
         """Runs the tasks on a model of Inspect and returns the logs, without their samples.
 
         Args:
             model: Model to evaluate.
             display: Inspect's display: ``none``, ``plain`` or ``rich``.
-            metadata: Written into the logs, together with the settings' metadata.
 
         Raises:
             ConfigurationError: Inspect does not know a task.
@@ -179,7 +167,7 @@ class InspectEvaluator(SamplingClientEvaluator):
                     tasks=config.task_list(),
                     model=[model],
                     task_args=config.task_arguments(),
-                    metadata={**metadata, **(config.metadata or {})} or None,
+                    metadata=config.metadata,
                     log_dir=log_dir,
                     log_level=config.log_level.lower(),
                     limit=config.limit,
@@ -199,7 +187,11 @@ class InspectEvaluator(SamplingClientEvaluator):
                 # A KeyError or an IndexError may also come from a task's own code.
                 if type(error) not in (PrerequisiteError, LookupError):
                     raise
-                raise unknown_task(config.task_list(), error) from error
+                names = ", ".join(map(str, config.task_list()))
+                raise ConfigurationError(
+                    f"tasks: got {names}, expected files or registered tasks such as "
+                    f"inspect_evals/ifeval: {getattr(error, 'message', error)}"
+                ) from error
         if not logs or any(log.status == "cancelled" for log in logs):
             # Inspect ends a cancelled evaluation without an error and without logs. Its caller,
             # such as a training loop, would continue after Ctrl-C.
@@ -218,9 +210,6 @@ class InspectEvaluator(SamplingClientEvaluator):
             return Path(self.config.log_dir).expanduser()
         run = current_run_folder()
         return Path(DEFAULT_LOG_DIR).expanduser() if run is None else run / "inspect-logs"
-
-    def _model(self, sampling_client: SamplingClient) -> Model:
-        return make_model(self.config, sampling_client, str(self.config.model_name))
 
 
 def make_model(
@@ -280,7 +269,7 @@ def metrics_of(logs: Sequence[EvalLog]) -> dict[str, float]:
 def _task_name(name: str) -> str:
     path, at, task = name.strip().partition("@")
     if not path.endswith((".py", ".ipynb")):
-        return full_name(name.strip())
+        return name.strip()
     file = Path(path).expanduser()
     if not file.is_file():
         raise ConfigurationError(f"tasks: there is no file {path}")

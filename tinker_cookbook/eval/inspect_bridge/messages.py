@@ -1,4 +1,4 @@
-"""Converts messages, tools and log-probabilities between Inspect AI and the renderers.
+"""Converts messages and tools between Inspect AI and the renderers.
 
 Needs ``inspect-ai``: import it through ``inspect_bridge.model``, which reports the missing package.
 """
@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from itertools import takewhile
-from typing import TYPE_CHECKING, Any
 
 from inspect_ai.model import (
     ChatMessage,
@@ -21,12 +19,9 @@ from inspect_ai.model import (
     ContentImage,
     ContentReasoning,
     ContentText,
-    Logprob,
-    Logprobs,
-    TopLogprob,
 )
 from inspect_ai.tool import ToolCall as InspectToolCall
-from inspect_ai.tool import ToolChoice, ToolFunction, ToolInfo
+from inspect_ai.tool import ToolInfo
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
@@ -39,15 +34,10 @@ from tinker_cookbook.renderers import (
     ThinkingPart,
     ToolCall,
     ToolSpec,
-    TrainOnWhat,
     UnparsedToolCall,
     ensure_text,
     get_text_content,
 )
-from tinker_cookbook.renderers.core.codec import TextCodec
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _RAW_TEXT = "raw_text"
 """Argument with the text of a call that could not be parsed."""
@@ -122,12 +112,6 @@ def _add_calls(message: Message, calls: Sequence[InspectToolCall]) -> None:
         message["unparsed_tool_calls"] = unparsed
 
 
-def tool_spec(tool: ToolInfo) -> ToolSpec:
-    """Returns the declaration of a tool; ``parameters`` is its JSON schema."""
-    parameters = tool.parameters.model_dump(mode="json", exclude_none=True)
-    return ToolSpec(name=tool.name, description=tool.description, parameters=parameters)
-
-
 def with_tools(
     renderer: Renderer, messages: list[Message], tools: Sequence[ToolInfo]
 ) -> list[Message]:
@@ -141,52 +125,15 @@ def with_tools(
     system = ""
     if messages and messages[0]["role"] == "system":
         system, messages = ensure_text(messages[0]["content"]), messages[1:]
-    specs = [tool_spec(tool) for tool in tools]
+    specs = [
+        ToolSpec(
+            name=tool.name,
+            description=tool.description,
+            parameters=tool.parameters.model_dump(mode="json", exclude_none=True),
+        )
+        for tool in tools
+    ]
     return [*renderer.create_conversation_prefix_with_tools(specs, system), *messages]
-
-
-def forced_call_prefix(
-    renderer: Renderer,
-    messages: Sequence[Message],
-    tools: Sequence[ToolInfo],
-    choice: ToolChoice,
-) -> list[int]:
-    """Returns the first tokens of a tool call, so that the model has to complete the call.
-
-    With ``"any"`` and several tools, the model chooses the name.
-
-    Raises:
-        RendererError: the chat format does not begin a call with the same tokens after every
-            prompt, or the named tool is not among ``tools``.
-    """
-    names = [tool.name for tool in tools]
-    if isinstance(choice, ToolFunction):
-        if choice.name not in names:
-            raise RendererError(
-                f"tool_choice: got {choice.name!r}, expected one of {', '.join(names) or 'no tool'}"
-            )
-        names = [choice.name]
-    prompt = renderer.build_generation_prompt(messages).to_ints()
-    # The common prefix of two different calls is what the format writes before the model's choice.
-    if len(names) == 1:
-        variants = [(names[0], "{}"), (names[0], '{"x": 1}')]
-    else:
-        variants = [(name, "{}") for name in ("a_tool", "other_tool")]
-    begun = []
-    for name, arguments in variants:
-        body = ToolCall.FunctionBody(name=name, arguments=arguments)
-        call = Message(role="assistant", content="", tool_calls=[ToolCall(function=body, id="0")])
-        model_input, _ = renderer.build_supervised_example(
-            [*messages, call], TrainOnWhat.LAST_ASSISTANT_MESSAGE
-        )
-        begun.append(model_input.to_ints())
-    if any(tokens[: len(prompt)] != prompt for tokens in begun):
-        raise RendererError(
-            f"tool_choice: got {choice!r}, but the chat format {renderer.spec} has no fixed "
-            "beginning of a tool call; use tool_choice='auto'"
-        )
-    pairs = zip(*(tokens[len(prompt) :] for tokens in begun), strict=False)
-    return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
 def assistant_message(
@@ -237,42 +184,3 @@ def _inspect_call(call: ToolCall) -> InspectToolCall:
 
 def _call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
-
-
-def convert_logprobs(
-    codec: TextCodec,
-    tokens: Sequence[int],
-    logprobs: Sequence[float],
-    top: tuple[np.ndarray, np.ndarray] | None,
-) -> Logprobs:
-    """Returns log-probabilities in Inspect's form.
-
-    Args:
-        codec: Decodes the tokens.
-        tokens: Token ids [T].
-        logprobs: Their log-probabilities [T], in nats.
-        top: Ids and log-probabilities [T, k] of the most probable tokens, if there are any.
-    """
-    # Decode each token once: many positions share tokens, mostly among the top ones.
-    spelled: dict[int, tuple[str, list[int] | None]] = {}
-
-    def spell(token: int) -> tuple[str, list[int] | None]:
-        if token not in spelled:
-            text = codec.decode([token])
-            # A token that is part of a character has no text.
-            spelled[token] = (text, None if "\ufffd" in text else list(text.encode()))
-        return spelled[token]
-
-    content: list[Logprob] = []
-    for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
-        alternatives: list[TopLogprob] | None = None
-        if top is not None:
-            pairs = zip(top[0][i].tolist(), top[1][i].tolist(), strict=True)
-            alternatives = [
-                TopLogprob(token=spell(other)[0], logprob=value, bytes=spell(other)[1])
-                for other, value in pairs
-            ]
-        text, letters = spell(token)
-        entry: dict[str, Any] = {"token": text, "logprob": float(logprob), "bytes": letters}
-        content.append(Logprob(**entry, top_logprobs=alternatives))
-    return Logprobs(content=content)

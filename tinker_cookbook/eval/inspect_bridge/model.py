@@ -15,10 +15,8 @@ Inspect knows it as ``tinker-sampling``, so ``get_model("tinker-sampling/MODEL",
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tinker_cookbook.utils.imports import missing_extra
@@ -28,7 +26,6 @@ try:
         ChatCompletionChoice,
         ChatMessage,
         GenerateConfig,
-        Logprobs,
         ModelAPI,
         ModelOutput,
         ModelUsage,
@@ -46,14 +43,11 @@ from tinker_cookbook.completers import derived_seed
 from tinker_cookbook.eval.inspect_bridge.messages import (
     assistant_message,
     convert_inspect_messages,
-    convert_logprobs,
-    forced_call_prefix,
     with_tools,
 )
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 from tinker_cookbook.model_info import resolve_max_length, resolve_renderer_name
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
-from tinker_cookbook.renderers.core.codec import TextCodec
 from tinker_cookbook.sampling_model import (
     SamplingModelSettings,
     open_sampling_model,
@@ -68,15 +62,13 @@ __all__ = [
     "get_model_usage",
 ]
 
-logger = logging.getLogger(__name__)
-
 DEFAULT_MAX_TOKENS = 2048
 """Maximum tokens of a response if neither the task nor the command sets a limit."""
 
 _MAX_CONNECTIONS = 512  # the engine batches concurrent requests
 
-# Settings that affect sampling but that a sampling client does not support, with their neutral
-# values. Other values are refused: ignoring them would evaluate something else.
+# Settings that are not supported, with their neutral values. Other values are refused: ignoring them
+# would evaluate something else.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -84,6 +76,9 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "response_schema": (),
     "modalities": ([], ["text"]),
+    "logprobs": (False,),
+    "top_logprobs": (),
+    "prompt_logprobs": (),
 }
 
 
@@ -107,23 +102,6 @@ def get_model_usage(
         total_tokens=prompt + output,
         input_tokens_cache_read=cached_prompt_tokens or None,
     )
-
-
-@dataclass(frozen=True)
-class _Request:
-    """Prompt of a call, the forced first tokens of its answer, and the sampling parameters."""
-
-    prompt: list[int]
-    prefix: list[int]
-    stop_strings: list[str]
-    params: tinker.SamplingParams
-    config: GenerateConfig
-    parallel_tool_calls: bool
-
-    @property
-    def length(self) -> int:
-        """Number of tokens before the first sampled one."""
-        return len(self.prompt) + len(self.prefix)
 
 
 @modelapi(name="tinker-sampling")
@@ -188,7 +166,7 @@ class InspectAPIFromTinkerSampling(ModelAPI):
         if sampling_client is None:
             self._settings.check()
         self._connection: Connection | None = None
-        self._opening: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
         self.sampling_client = sampling_client
         if sampling_client is not None or model_path is None:
             name, _ = resolve_renderer_name(model_name, renderer_name)
@@ -205,71 +183,53 @@ class InspectAPIFromTinkerSampling(ModelAPI):
         """Samples the next message, ``config.num_choices`` times in one request.
 
         Raises:
-            ConfigurationError: a setting that sampling clients do not support, such as a penalty.
+            ConfigurationError: a setting that is not supported, such as a penalty.
             RendererError: messages or tools that the chat format cannot express.
         """
-        _check_supported(config)
+        _check_supported(config, tool_choice)
         if self.sampling_client is None:
             await self._open()
         assert self.sampling_client is not None
-        request = self._request(input, tools, tool_choice, config)
+        declared = [] if tool_choice == "none" else tools
+        conversation = with_tools(self.renderer, convert_inspect_messages(input), declared)
+        prompt = self.renderer.build_generation_prompt(conversation).to_ints()
         window = self._context_window
-        if window is not None and request.length >= window:
-            return self._too_long(request.length, window)
+        if window is not None and len(prompt) >= window:
+            # Inspect's agents react to this stop reason by shortening the conversation.
+            problem = (
+                f"prompt: {len(prompt)} tokens leave no room in the model's context of {window}"
+            )
+            output = ModelOutput.from_content(self.model_name, "", "model_length", error=problem)
+            output.usage = ModelUsage()
+            return output
         started = time.monotonic()
         response = await self.sampling_client.sample(
-            prompt=tinker.ModelInput.from_ints(request.prompt + request.prefix),
+            prompt=tinker.ModelInput.from_ints(prompt),
             num_samples=config.num_choices or 1,
-            sampling_params=request.params,
-            include_prompt_logprobs=config.prompt_logprobs is not None,
-            # A single alternative would be the sampled or the most probable token.
-            topk_prompt_logprobs=(config.prompt_logprobs or 0)
-            if config.prompt_logprobs != 1
-            else 0,
-            topk_sample_logprobs=(config.top_logprobs or 0) if config.logprobs else 0,
+            sampling_params=self._params(config),
         )
         seconds = time.monotonic() - started
-        scores = self._prompt_logprobs(request, response)
-        choices = [self._choice(request, one, scores) for one in response.sequences]
+        choices = [self._choice(len(prompt), config, one) for one in response.sequences]
         if self.verbose:
-            self._print(request, choices)
-        return ModelOutput(
-            model=self.model_name,
-            choices=choices,
-            usage=get_model_usage(
-                request.prompt + request.prefix,
-                response.sequences,
-                response.prompt_cache_hit_tokens or 0,
-            ),
-            time=seconds,
-        )
+            print(f"--- prompt\n{self.renderer.codec.decode(prompt)}")
+            for choice in choices:
+                print(f"--- response ({choice.stop_reason})\n{choice.message.text}")
+        cached = response.prompt_cache_hit_tokens or 0
+        usage = get_model_usage(prompt, response.sequences, cached)
+        return ModelOutput(model=self.model_name, choices=choices, usage=usage, time=seconds)
 
-    def _request(
-        self,
-        messages: list[ChatMessage],
-        tools: list[ToolInfo],
-        tool_choice: ToolChoice,
-        config: GenerateConfig,
-    ) -> _Request:
-        """Renders the conversation; raises for content that the chat format does not support."""
-        renderer = self.renderer
-        declared = [] if tool_choice == "none" else tools
-        conversation = with_tools(renderer, convert_inspect_messages(messages), declared)
-        prompt = renderer.build_generation_prompt(conversation).to_ints()
-        prefix: list[int] = []
-        if declared and tool_choice not in ("auto", "none"):
-            prefix = forced_call_prefix(renderer, conversation, declared, tool_choice)
-        stop: Any = renderer.get_stop_sequences()
-        stop_strings = list(config.stop_seqs or [])
-        if stop_strings:
+    def _params(self, config: GenerateConfig) -> tinker.SamplingParams:
+        stop: Any = self.renderer.get_stop_sequences()
+        if config.stop_seqs:
             # The SDK accepts either stop tokens or stop strings, so stop tokens become strings.
-            own = (renderer.codec.decode([s]) if isinstance(s, int) else s for s in stop)
-            stop = [*stop_strings, *own]
+            codec = self.renderer.codec
+            own = (codec.decode([s]) if isinstance(s, int) else s for s in stop)
+            stop = [*config.stop_seqs, *own]
         seed, state = config.seed, sample_state()
         # Inspect has one seed for a whole task, so all epochs of a problem would be equal.
         if seed is not None and state is not None and state.epoch > 1:
             seed = derived_seed(seed, state.epoch)
-        params = tinker.SamplingParams(
+        return tinker.SamplingParams(
             max_tokens=DEFAULT_MAX_TOKENS if config.max_tokens is None else config.max_tokens,
             temperature=1.0 if config.temperature is None else config.temperature,
             top_p=1.0 if config.top_p is None else config.top_p,
@@ -277,105 +237,50 @@ class InspectAPIFromTinkerSampling(ModelAPI):
             seed=seed,
             stop=stop,
         )
-        several_calls = config.parallel_tool_calls is not False
-        return _Request(prompt, prefix, stop_strings, params, config, several_calls)
 
     def _choice(
-        self, request: _Request, sequence: tinker.SampledSequence, scores: Logprobs | None
+        self, prompt_length: int, config: GenerateConfig, sequence: tinker.SampledSequence
     ) -> ChatCompletionChoice:
         """Parses a sampled sequence."""
         sampled = list(sequence.tokens)
-        message = self._parse(request, sampled)
         converted = assistant_message(
-            message,
+            self._parse(sampled, config.stop_seqs or []),
             self.model_name,
             include_reasoning=self.include_reasoning,
-            parallel_tool_calls=request.parallel_tool_calls,
+            parallel_tool_calls=config.parallel_tool_calls is not False,
         )
         stop_reason: StopReason = "tool_calls" if converted.tool_calls else "stop"
         if sequence.stop_reason == "length":
-            used, window = request.length + len(sampled), self._context_window
+            used, window = prompt_length + len(sampled), self._context_window
             stop_reason = "model_length" if window and used >= window else "max_tokens"
-        return ChatCompletionChoice(
-            message=converted,
-            stop_reason=stop_reason,
-            logprobs=self._logprobs(request, sequence) if request.config.logprobs else None,
-            prompt_logprobs=scores,
-        )
+        return ChatCompletionChoice(message=converted, stop_reason=stop_reason)
 
-    def _parse(self, request: _Request, sampled: list[int]) -> Message:
-        """Parses the message from the prefix and the sampled tokens."""
-        tokens = request.prefix + sampled
-        if request.stop_strings:
+    def _parse(self, sampled: list[int], stop_strings: Sequence[str]) -> Message:
+        if stop_strings:
             # A stop string may end within a token, so remove it from the text.
-            text = self.renderer.codec.decode(tokens)
-            at = [i for stop in request.stop_strings if (i := text.find(stop)) >= 0]
+            text = self.renderer.codec.decode(sampled)
+            at = [i for stop in stop_strings if (i := text.find(stop)) >= 0]
             if at:
                 reader = self.renderer.message_reader()
                 reader.feed(text[: min(at)])
                 reader.finish()
                 return reader.message()
-        return self.renderer.parse_response(tokens)[0]
-
-    def _logprobs(self, request: _Request, sequence: tinker.SampledSequence) -> Logprobs:
-        tokens, logprobs = list(sequence.tokens), list(sequence.logprobs or [])
-        top = sequence.topk_logprobs_np
-        stops: Any = self.renderer.get_stop_sequences()
-        # As in OpenAI's API, the stop token is not part of the message.
-        if tokens and tokens[-1] in [stop for stop in stops if isinstance(stop, int)]:
-            tokens, logprobs = tokens[:-1], logprobs[:-1]
-        alternatives = None if top is None else (top.token_ids, top.logprobs)
-        return convert_logprobs(self._codec, tokens, logprobs, alternatives)
-
-    def _prompt_logprobs(
-        self, request: _Request, response: tinker.SampleResponse
-    ) -> Logprobs | None:
-        values = response.prompt_logprobs
-        if request.config.prompt_logprobs is None or values is None:
-            return None
-        # The first token has no context, so it has no log-probability.
-        tokens = (request.prompt + request.prefix)[1:]
-        top = response.topk_prompt_logprobs_np
-        alternatives = None if top is None else (top.token_ids[1:], top.logprobs[1:])
-        known = [value for value in values[1:] if value is not None]
-        return convert_logprobs(self._codec, tokens, known, alternatives)
-
-    @property
-    def _codec(self) -> TextCodec:
-        return self.renderer.codec
-
-    def _too_long(self, length: int, window: int) -> ModelOutput:
-        # Inspect's agents react to this stop reason by shortening the conversation.
-        problem = (
-            f"prompt: {length} tokens leave no room in the model's context of {window}; shorten "
-            "the prompt"
-        )
-        output = ModelOutput.from_content(self.model_name, "", "model_length", error=problem)
-        output.usage = ModelUsage()
-        return output
-
-    def _print(self, request: _Request, choices: Sequence[ChatCompletionChoice]) -> None:
-        print(f"--- prompt\n{self._codec.decode(request.prompt + request.prefix)}")
-        for choice in choices:
-            print(f"--- response ({choice.stop_reason})\n{choice.message.text}")
+        return self.renderer.parse_response(sampled)[0]
 
     async def _open(self) -> None:
         """Opens the model of the settings; concurrent requests wait for one opening."""
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open_model())
-        await asyncio.shield(self._opening)
-
-    async def _open_model(self) -> None:
-        # In a thread: connecting to the engine imports torch.
-        self._connection = await asyncio.to_thread(self._settings.connect)
-        model = await open_sampling_model(self._connection, self._settings)
-        self.renderer, self.sampling_client = model.renderer, model.client
+        async with self._opening:
+            if self.sampling_client is None:
+                # In a thread: connecting to the engine imports torch.
+                self._connection = await asyncio.to_thread(self._settings.connect)
+                model = await open_sampling_model(self._connection, self._settings)
+                self.renderer, self.sampling_client = model.renderer, model.client
 
     async def aclose(self) -> None:
         """Closes the connection if this object opened it."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            self.sampling_client, self._opening = None, None
+            self.sampling_client = None
             await asyncio.to_thread(connection.close)
 
     async def count_text_tokens(self, text: str) -> int:
@@ -406,11 +311,13 @@ def _context_of(model_name: str) -> int | None:
         return None
 
 
-def _check_supported(config: GenerateConfig) -> None:
-    for name, neutral in _UNSUPPORTED.items():
-        value = getattr(config, name, None)
-        if value is not None and value not in neutral:
-            raise ConfigurationError(
-                f"{name}: got {value!r}, but sampling clients do not support it; leave it "
-                "out of the task, or run the task against the server's OpenAI API"
-            )
+def _check_supported(config: GenerateConfig, tool_choice: ToolChoice) -> None:
+    found = {name: getattr(config, name, None) for name in _UNSUPPORTED}
+    refused = {n: v for n, v in found.items() if v is not None and v not in _UNSUPPORTED[n]}
+    if tool_choice not in ("auto", "none"):
+        refused["tool_choice"] = tool_choice
+    for name, value in refused.items():
+        raise ConfigurationError(
+            f"{name}: got {value!r}, which is not supported here; leave it out of the task, or run "
+            "the task against the server's OpenAI API"
+        )
