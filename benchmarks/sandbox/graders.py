@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from benchmarks.sandbox.attacks import CALL_TESTS, STDIN, STDOUT, Attack
 from tinker_cookbook.sandbox import (
     LocalSandbox,
-    LocalSandboxPool,
     PythonGrader,
     SandboxLimits,
+    SandboxResult,
     StdioTest,
 )
 
@@ -89,16 +89,14 @@ def ours(grader: PythonGrader) -> Scorer:
 
 def plain_exec() -> Scorer:
     """A file with the program and its tests, or input and expected output nearby."""
-    pool = _pool()
 
     async def score(attack: Attack) -> bool:
         if attack.stdio:
             files = {"program.py": attack.code, "input.txt": STDIN, "expected.txt": STDOUT}
-            command = ["sh", "-c", "python3 program.py < input.txt"]
-            result = await pool.run_in_workdir(files, command, _SECONDS)
+            result = await _run(files, "python3 program.py < input.txt", _SECONDS)
             return result.stdout.split() == STDOUT.split()
         files = {"program.py": _PLAIN.format(code=attack.code)}
-        result = await pool.run_in_workdir(files, ["python3", "program.py"], _SECONDS)
+        result = await _run(files, "python3 program.py", _SECONDS)
         return result.exit_code == 0
 
     return score
@@ -111,22 +109,20 @@ def humaneval_reference() -> Scorer:
         if attack.stdio:
             return None
         secret = secrets.token_hex(8)
-        box = await LocalSandbox.create(60, limits=_limits())
-        try:
-            await box.write_file("/workspace/grader.py", _REFERENCE)
-            await box.write_file("/workspace/program.txt", _PLAIN.format(code=attack.code))
-            command = f"echo {secret} | python3 grader.py"
-            result = await box.run_command(command, timeout=2 * _SECONDS)
-        finally:
-            await box.cleanup()
+        files = {"grader.py": _REFERENCE, "program.txt": _PLAIN.format(code=attack.code)}
+        result = await _run(files, f"echo {secret} | python3 grader.py", 2 * _SECONDS)
         return f"{secret} passed" in result.stdout
 
     return score
 
 
-def _limits() -> SandboxLimits:
-    return SandboxLimits(memory_mb=512, disk_mb=32, file_mb=8, processes=64, cpu_seconds=10)
-
-
-def _pool() -> LocalSandboxPool:
-    return LocalSandboxPool(pool_size=2, limits=_limits())
+async def _run(files: dict[str, str], command: str, seconds: int) -> SandboxResult:
+    """Runs a command in a fresh sandbox with these files."""
+    limits = SandboxLimits(memory_mb=512, disk_mb=32, file_mb=8, processes=64, cpu_seconds=10)
+    box = await LocalSandbox.create(60, limits=limits)
+    try:
+        for name, text in files.items():
+            await box.write_file(f"{box.workdir}/{name}", text)
+        return await box.run_command(command, timeout=seconds)
+    finally:
+        await box.cleanup()

@@ -3,6 +3,8 @@
 ``SandboxBackend.LOCAL`` needs neither Docker nor a cloud account; see docs/sandbox.md.
 """
 
+# ruff: noqa: F401
+# pyright: reportUnsupportedDunderAll=false
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
         same_output,
     )
     from tinker_cookbook.sandbox.launch import SandboxLimits, SandboxTier, available_tier
-    from tinker_cookbook.sandbox.local_sandbox import LocalSandbox, LocalSandboxPool
+    from tinker_cookbook.sandbox.local_sandbox import LocalSandbox
     from tinker_cookbook.sandbox.modal_sandbox import ModalSandbox, ModalSandboxPool
     from tinker_cookbook.sandbox.program_text import names_in_tests, split_check
     from tinker_cookbook.sandbox.sandboxfusion import SandboxFusionClient
@@ -47,61 +49,28 @@ class SandboxBackend(StrEnum):
     """Modal's cloud."""
 
 
-_GRADING = (
-    "CallTest",
-    "Grade",
-    "GradedTest",
-    "GraderSettings",
-    "ProgramRun",
-    "PythonGrader",
-    "StdioTest",
-    "default_grader",
-    "grade_program",
-    "same_output",
-)
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "LocalSandbox": "tinker_cookbook.sandbox.local_sandbox",
-        "LocalSandboxPool": "tinker_cookbook.sandbox.local_sandbox",
-        "ModalSandbox": "tinker_cookbook.sandbox.modal_sandbox",
-        "ModalSandboxPool": "tinker_cookbook.sandbox.modal_sandbox",
-        "SandboxFusionClient": "tinker_cookbook.sandbox.sandboxfusion",
-        "SandboxLimits": "tinker_cookbook.sandbox.launch",
-        "SandboxTier": "tinker_cookbook.sandbox.launch",
-        "available_tier": "tinker_cookbook.sandbox.launch",
-        "names_in_tests": "tinker_cookbook.sandbox.program_text",
-        "split_check": "tinker_cookbook.sandbox.program_text",
-        **dict.fromkeys(_GRADING, "tinker_cookbook.sandbox.grading"),
-    },
-)
-
+_LAZY = {
+    **dict.fromkeys(
+        (
+            *("CallTest", "Grade", "GradedTest", "GraderSettings", "ProgramRun", "PythonGrader"),
+            *("StdioTest", "default_grader", "grade_program", "same_output"),
+        ),
+        "grading",
+    ),
+    **dict.fromkeys(("SandboxLimits", "SandboxTier", "available_tier"), "launch"),
+    **dict.fromkeys(("ModalSandbox", "ModalSandboxPool"), "modal_sandbox"),
+    **dict.fromkeys(("names_in_tests", "split_check"), "program_text"),
+    "LocalSandbox": "local_sandbox",
+    "SandboxFusionClient": "sandboxfusion",
+}
+__getattr__ = lazy_exports(__name__, {name: f"{__name__}.{m}" for name, m in _LAZY.items()})
 __all__ = [
-    "CallTest",
-    "Grade",
-    "GradedTest",
-    "GraderSettings",
-    "LocalSandbox",
-    "LocalSandboxPool",
-    "ModalSandbox",
-    "ModalSandboxPool",
-    "ProgramRun",
-    "PythonGrader",
     "SandboxBackend",
-    "SandboxFusionClient",
     "SandboxInfrastructureError",
     "SandboxInterface",
-    "SandboxLimits",
     "SandboxResource",
     "SandboxResult",
     "SandboxTerminatedError",
-    "SandboxTier",
     "SandboxUnavailableError",
-    "StdioTest",
-    "available_tier",
-    "default_grader",
-    "grade_program",
-    "names_in_tests",
-    "same_output",
-    "split_check",
+    *_LAZY,
 ]

@@ -2,7 +2,6 @@
 
     python -m tinker_cookbook.sandbox
     python -m tinker_cookbook.sandbox tier=landlock
-    python -m tinker_cookbook.sandbox program=solution.py    # runs this program in the sandbox
 
 The exit status is 1 if no tier works or a check fails.
 """
@@ -12,11 +11,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from pathlib import Path
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.sandbox import (
     LocalSandbox,
     PythonGrader,
@@ -44,27 +41,6 @@ class Config:
     """Settings of the self-test."""
 
     tier: SandboxTier | None = chz.field(default=None, doc="Isolation tier; default: the strongest")
-    program: str | None = chz.field(default=None, doc="File with Python code to run instead")
-    timeout: float = chz.field(default=10.0, doc="Seconds of CPU time that the program may use")
-
-    @chz.validate
-    def _check(self) -> None:
-        if self.program is not None and not Path(self.program).is_file():
-            raise ConfigurationError(f"program: {self.program!r} is not a file")
-
-
-async def run_program(config: Config) -> int:
-    """Runs a program in the sandbox, prints its output, and returns its exit status."""
-    assert config.program is not None
-    code = Path(config.program).read_text(encoding="utf-8")
-    stdin = "" if sys.stdin.isatty() else sys.stdin.read()
-    async with PythonGrader(tier=config.tier, test_seconds=config.timeout, workers=1) as grader:
-        run = await grader.run(code, stdin)
-    sys.stdout.write(run.stdout)
-    sys.stderr.write(run.stderr)
-    if run.timed_out or run.truncated:
-        print("killed: it used too much time, or printed too much", file=sys.stderr)
-    return run.exit_code
 
 
 async def self_test(tier: SandboxTier) -> bool:
@@ -92,8 +68,6 @@ async def self_test(tier: SandboxTier) -> bool:
 
 def main(config: Config) -> None:
     """Prints which tiers work on this machine and tests one of them."""
-    if config.program is not None:
-        sys.exit(asyncio.run(run_program(config)))
     problems = launch.tier_problems()
     for tier, problem in problems.items():
         print(f"{tier}: {problem or 'works'}")

@@ -15,37 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.sandbox.grading_types import (
-    CallsJob,
-    GraderSettings,
-    ProgramRun,
-    RunJob,
-    StdioJob,
-)
+from tinker_cookbook.sandbox.grading_runs import run_calls, run_program, run_stdio
+from tinker_cookbook.sandbox.grading_types import GraderSettings, JobResult, ProgramRun
 from tinker_cookbook.sandbox.grading_worker import WorkerPool
 from tinker_cookbook.sandbox.inside import values
-from tinker_cookbook.sandbox.launch import SandboxTier
+from tinker_cookbook.sandbox.launch import SandboxProcess, SandboxTier
 from tinker_cookbook.sandbox.program_text import parse_program
-
-__all__ = [
-    "CallTest",
-    "Grade",
-    "GradedTest",
-    "GraderSettings",
-    "ProgramRun",
-    "PythonGrader",
-    "StdioTest",
-    "default_grader",
-    "grade_program",
-    "same_output",
-]
-
 
 _WHOLE = re.compile(r"[+-]?\d+")
 
@@ -118,13 +100,10 @@ class PythonGrader:
     """
 
     def __init__(self, settings: GraderSettings | None = None, **changes: Any) -> None:
-        base = vars(settings or GraderSettings())
-        unknown = sorted(changes.keys() - base.keys())
-        if unknown:
-            raise ConfigurationError(
-                f"{unknown[0]}: GraderSettings has no such field; its fields: {', '.join(base)}"
-            )
-        self.settings = GraderSettings(**{**base, **changes})
+        try:
+            self.settings = replace(settings or GraderSettings(), **changes)
+        except TypeError as error:  # names the field
+            raise ConfigurationError(f"PythonGrader: {error}") from error
         self._pool = WorkerPool(self.settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -173,20 +152,9 @@ class PythonGrader:
         )
         return _assemble(await asyncio.gather(*map(asyncio.wrap_future, futures)), order)
 
-    def grade_sync(
-        self,
-        program: str,
-        tests: Sequence[Test],
-        *,
-        setup: str = "",
-        entry_points: Sequence[str] | None = None,
-        stop_at_failure: bool = False,
-        total_seconds: float | None = None,
-    ) -> Grade:
-        """Synchronous version of ``grade``; blocks the calling thread."""
-        futures, order = self._submit(
-            program, tests, setup, entry_points, stop_at_failure, total_seconds
-        )
+    def grade_sync(self, program: str, tests: Sequence[Test], **options: Any) -> Grade:
+        """Synchronous version of ``grade``, with the same options; blocks the calling thread."""
+        futures, order = self._submit(program, tests, **options)
         return _assemble([future.result() for future in futures], order)
 
     async def run(self, program: str, stdin: str = "") -> ProgramRun:
@@ -195,32 +163,43 @@ class PythonGrader:
         Raises:
             SandboxInfrastructureError: The program could not be run.
         """
-        return (await asyncio.wrap_future(self._pool.submit(RunJob(program, stdin)))).run
+
+        def job(inside: SandboxProcess, settings: GraderSettings) -> JobResult:
+            return JobResult(
+                [], run_program(inside, settings, program, stdin, settings.output_bytes)
+            )
+
+        return (await asyncio.wrap_future(self._pool.submit(job))).run
 
     def _submit(
         self,
         program: str,
         tests: Sequence[Test],
-        setup: str,
-        entry_points: Sequence[str] | None,
-        stop_at_failure: bool,
-        total_seconds: float | None,
-    ) -> tuple[list[Any], list[list[int]]]:
+        setup: str = "",
+        entry_points: Sequence[str] | None = None,
+        stop_at_failure: bool = False,
+        total_seconds: float | None = None,
+    ) -> tuple[list[Future[JobResult]], list[list[int]]]:
         """Returns the futures of the jobs, and which tests each job has."""
         _check_tests(tests, setup)
-        seconds = self.settings.total_seconds if total_seconds is None else total_seconds
+        ends = {
+            "total_seconds": self.settings.total_seconds
+            if total_seconds is None
+            else total_seconds,
+            "stop_at_failure": stop_at_failure,
+        }
         called = [i for i, test in enumerate(tests) if not isinstance(test, StdioTest)]
         futures, order = [], []
         if called:
             encoded = [_encode_test(tests[i]) for i in called]
             names = None if entry_points is None else list(entry_points)
-            job = CallsJob(program, encoded, setup, names, seconds, stop_at_failure)
-            futures.append(self._pool.submit(job))
+            calls = {"tests": encoded, "setup": setup, "entry_points": names, **ends}
+            futures.append(self._pool.submit(partial(run_calls, program=program, **calls)))
             order.append(called)
         cases = {i: (t.stdin, t.stdout) for i, t in enumerate(tests) if isinstance(t, StdioTest)}
         if cases:
-            stdio = StdioJob(program, list(cases.values()), same_output, seconds, stop_at_failure)
-            futures.append(self._pool.submit(stdio))
+            stdio = {"cases": list(cases.values()), "same": same_output, **ends}
+            futures.append(self._pool.submit(partial(run_stdio, program=program, **stdio)))
             order.append(list(cases))
         return futures, order
 
@@ -327,32 +306,12 @@ def _digits(number: str) -> str:
     return f"-{digits}" if digits and number.startswith("-") else digits
 
 
-_default: PythonGrader | None = None
-_default_lock = threading.Lock()
-
-
+@cache
 def default_grader() -> PythonGrader:
     """Returns the grader with default settings that this process shares."""
-    global _default
-    with _default_lock:
-        if _default is None:
-            _default = PythonGrader()
-    return _default
+    return PythonGrader()
 
 
-def grade_program(
-    program: str,
-    tests: Sequence[Test],
-    *,
-    setup: str = "",
-    entry_points: Sequence[str] | None = None,
-    stop_at_failure: bool = False,
-) -> Grade:
-    """Grades one program with ``default_grader``; see ``PythonGrader.grade``."""
-    return default_grader().grade_sync(
-        program,
-        tests,
-        setup=setup,
-        entry_points=entry_points,
-        stop_at_failure=stop_at_failure,
-    )
+def grade_program(program: str, tests: Sequence[Test], **options: Any) -> Grade:
+    """Grades one program with ``default_grader``; options as of ``PythonGrader.grade``."""
+    return default_grader().grade_sync(program, tests, **options)

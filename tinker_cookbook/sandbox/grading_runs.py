@@ -9,29 +9,22 @@ import selectors
 import signal
 import socket
 import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.sandbox.grading_types import (
-    CallsJob,
-    GraderSettings,
-    JobResult,
-    ProgramRun,
-    StdioJob,
-)
+from tinker_cookbook.sandbox.grading_types import GraderSettings, JobResult, ProgramRun
 from tinker_cookbook.sandbox.inside import channel
 from tinker_cookbook.sandbox.inside.budget import MOST_WALL_FACTOR, WALL_FACTOR
 from tinker_cookbook.sandbox.launch import SandboxProcess
 from tinker_cookbook.sandbox.sandbox_interface import SandboxInfrastructureError
-
-__all__ = ["CallsRun", "run_program", "run_stdio"]
 
 # Time that the host gives a process beyond its own limit to report its end.
 _GRACE_SECONDS = 10.0
 _STDERR_BYTES = 10_000
 # Share of the limit of CPU time after which a killed process counts as killed by that limit.
 _KILLED_SHARE = 0.5
-NOT_RUN = "not run: an earlier test failed"
 
 
 class GradedProcess:
@@ -113,37 +106,40 @@ def _program_run(report: dict[str, Any], settings: GraderSettings, **fields: Any
     return ProgramRun(timed_out=late, **{name: report[name] for name in names}, **fields)
 
 
-def run_stdio(inside: SandboxProcess, settings: GraderSettings, job: StdioJob) -> JobResult:
-    """Runs the cases one after the other, until their total time limit is reached."""
+def run_stdio(
+    inside: SandboxProcess,
+    settings: GraderSettings,
+    program: str,
+    cases: Sequence[tuple[str, str]],
+    same: Callable[[str, str], bool],
+    total_seconds: float,
+    stop_at_failure: bool,
+) -> JobResult:
+    """Runs the program for each (input, expected output), until the total time limit is reached."""
     tests: list[tuple[str, float]] = []
     run, error, skip, used = ProgramRun(), "", "", 0.0
-    for stdin, expected in job.cases:
+    for stdin, expected in cases:
         if skip:
             tests.append((skip, 0.0))
             continue
         # A right output is as long as the expected one, up to white space.
         most = max(settings.output_bytes, 2 * len(expected.encode(errors="replace")))
-        run = run_program(inside, settings, job.program, stdin, most)
+        run = run_program(inside, settings, program, stdin, most)
         message = _stdio_problem(run, settings)
         error = error or message
         if not message:
-            message = _difference(job, run.stdout, expected)
+            try:
+                message = "" if same(run.stdout, expected) else "wrong output"
+            except Exception as failure:
+                # The program chose the output, so it is the program that fails.
+                message = f"its output cannot be compared: {type(failure).__name__}"
         tests.append((message, run.seconds))
-        if message and job.stop_at_failure:
-            skip = NOT_RUN
+        if message and stop_at_failure:
+            skip = "not run: an earlier test failed"
         used += max(run.cpu_seconds, run.seconds / WALL_FACTOR)
-        if used > job.total_seconds:
-            skip = skip or _total_limit(job.total_seconds)
+        if used > total_seconds:
+            skip = skip or _total_limit(total_seconds)
     return JobResult(tests, run, error)
-
-
-def _difference(job: StdioJob, printed: str, expected: str) -> str:
-    """Returns why an output is wrong; empty if it is right."""
-    try:
-        return "" if job.same(printed, expected) else "wrong output"
-    except Exception as error:
-        # The program chose the output, so it is the program that fails.
-        return f"its output cannot be compared: {type(error).__name__}"
 
 
 def run_program(
@@ -156,26 +152,17 @@ def run_program(
     """Runs the whole program with a text as its input."""
     stdout, stdout_theirs = os.pipe()
     stderr, stderr_theirs = os.pipe()
-    process = None
+    outputs, job = [stdout_theirs, stderr_theirs], {"code": program, "stdin": stdin}
+    seconds = settings.test_seconds
     try:
-        process = GradedProcess(
-            inside,
-            settings,
-            "stdio",
-            settings.test_seconds,
-            [stdout_theirs, stderr_theirs],
-            {"code": program, "stdin": stdin},
-        )
-        seconds = MOST_WALL_FACTOR * settings.test_seconds + _GRACE_SECONDS
-        deadline = time.monotonic() + seconds
-        printed, errors, truncated = _read_outputs(stdout, stderr, output_bytes, deadline)
-        if truncated:
-            return ProgramRun(printed, errors, exit_code=1, truncated=True)
-        report = process.wait(_GRACE_SECONDS)
-        return _program_run(report, settings, stdout=printed, stderr=errors)
+        with closing(GradedProcess(inside, settings, "stdio", seconds, outputs, job)) as process:
+            deadline = time.monotonic() + MOST_WALL_FACTOR * seconds + _GRACE_SECONDS
+            printed, errors, truncated = _read_outputs(stdout, stderr, output_bytes, deadline)
+            if truncated:
+                return ProgramRun(printed, errors, exit_code=1, truncated=True)
+            report = process.wait(_GRACE_SECONDS)
+            return _program_run(report, settings, stdout=printed, stderr=errors)
     finally:
-        if process is not None:
-            process.close()
         os.close(stdout)
         os.close(stderr)
 
@@ -216,120 +203,96 @@ def _read_outputs(stdout: int, stderr: int, limit: int, deadline: float) -> tupl
     return printed, errors, len(kept[stdout]) > limit
 
 
-class CallsRun:
-    """A program and its tests, each in a process; the host collects what the tests report."""
+def run_calls(
+    inside: SandboxProcess,
+    settings: GraderSettings,
+    program: str,
+    tests: list[dict[str, Any]],
+    setup: str,
+    entry_points: list[str] | None,
+    total_seconds: float,
+    stop_at_failure: bool,
+) -> JobResult:
+    """Runs a program and its tests, each in a process; the host collects what the tests report.
 
-    def __init__(self, inside: SandboxProcess, settings: GraderSettings, job: CallsJob) -> None:
-        self._settings = settings
-        self._job = job
-        # Known to the host and to the process of the tests only. A report without it is rejected.
-        self._token = secrets.token_hex(16)
-        self._reports: dict[int, tuple[str, float]] = {}
-        self._lost = ""
-        self._done = False
-        seconds = job.total_seconds
-        program_peer, tests_peer = socket.socketpair()
-        self._host, tests_host = socket.socketpair()
-        self._tests: GradedProcess | None = None
-        timing = {"call_seconds": settings.test_seconds}
-        self._program = GradedProcess(
-            inside,
-            settings,
-            "calls",
-            seconds + 1,  # so that the tests' process is the first to notice
-            [program_peer.detach()],
-            {"code": job.program, **timing},
-        )
-        try:
-            self._tests = GradedProcess(
-                inside,
-                settings,
-                "tests",
-                seconds,
-                [tests_peer.detach(), tests_host.detach()],
-                {
-                    "tests": job.tests,
-                    "setup": job.setup,
-                    "entry_points": job.entry_points,
-                    "stop_at_failure": job.stop_at_failure,
-                    "token": self._token,
-                    **timing,
-                },
+    Raises:
+        SandboxInfrastructureError: One of the processes failed for a reason outside the program.
+        DataValidationError: ``setup`` fails without the program, or a test passes a value that
+            cannot be sent.
+    """
+    # Known to the host and to the process of the tests only. A report without it is rejected.
+    token = secrets.token_hex(16)
+    program_peer, tests_peer = socket.socketpair()
+    host, tests_host = socket.socketpair()
+    timing = {"call_seconds": settings.test_seconds}
+    served = {"code": program, **timing}
+    job = {
+        "tests": tests,
+        "setup": setup,
+        "entry_points": entry_points,
+        "stop_at_failure": stop_at_failure,
+        "token": token,
+        **timing,
+    }
+    peers, more = [program_peer.detach()], total_seconds + 1  # the tests' process notices first
+    with (
+        host,
+        closing(GradedProcess(inside, settings, "calls", more, peers, served)) as called,
+        closing(
+            GradedProcess(
+                inside, settings, "tests", total_seconds,
+                [tests_peer.detach(), tests_host.detach()], job,
             )
-        except BaseException:
-            self._close()
-            raise
-
-    def result(self) -> JobResult:
-        """Waits for the tests.
-
-        Raises:
-            SandboxInfrastructureError: One of the processes failed for a reason outside the
-                program.
-            DataValidationError: ``setup`` fails without the program, or a test passes a value that
-                cannot be sent.
-        """
-        assert self._tests is not None
-        try:
-            self._collect()
-            late = False
-            if not self._done:
-                # The tests report when they are done; without that report, their supervisor ended
-                # them.
-                report = self._tests.wait(_GRACE_SECONDS)
-                # If the tests need long to rebuild returned values, that is the program's fault.
-                late = report["timed_out"] or self._used_its_time(report)
-                if not late:
-                    raise SandboxInfrastructureError(
-                        f"the process of the tests ended with status {report['exit_code']}"
-                    )
-            if self._lost:
-                # If the program's process never started, that is not the program's fault.
-                self._program.wait(_GRACE_SECONDS)
-            return self._make_result(late)
-        finally:
-            self._close()
-
-    def _used_its_time(self, report: dict[str, Any]) -> bool:
-        """Returns whether the kernel ended the process of the tests at its limit of CPU time."""
-        # On a busy machine the kernel's clock of this limit runs ahead of the reported time, by a
-        # sixth and more.
-        killed = report["exit_code"] == 128 + signal.SIGKILL
-        share = _KILLED_SHARE if killed else 1.0
-        return report["cpu_seconds"] >= share * self._job.total_seconds
-
-    def _collect(self) -> None:
-        most = MOST_WALL_FACTOR * self._job.total_seconds
-        self._host.settimeout(most + _GRACE_SECONDS)
-        while not self._done:
-            try:
-                report, _ = channel.receive(self._host)
-            except (EOFError, OSError):
-                return
-            if not secrets.compare_digest(str(report.get("token")), self._token):
-                raise SandboxInfrastructureError("a report without the token of its job")
-            if "setup_error" in report:
-                raise DataValidationError(f"setup: it fails: {report['setup_error']}")
-            if "test_error" in report:
-                raise DataValidationError(f"tests: {report['test_error']}")
-            self._done = bool(report.get("done"))
-            if self._done:
-                self._lost = report["lost"]
-            else:
-                self._reports[report["index"]] = (report["message"], report["seconds"])
-
-    def _make_result(self, late: bool) -> JobResult:
-        limit = _total_limit(self._job.total_seconds)
-        tests = [self._reports.get(i, (limit, 0.0)) for i in range(len(self._job.tests))]
+        ) as testing,
+    ):  # fmt: skip
+        host.settimeout(MOST_WALL_FACTOR * total_seconds + _GRACE_SECONDS)
+        reports, lost = _collect(host, token)
+        late = False
+        if lost is None:
+            # The tests report when they are done; without that report, their supervisor ended
+            # them.
+            report = testing.wait(_GRACE_SECONDS)
+            # If the tests need long to rebuild returned values, that is the program's fault.
+            late = report["timed_out"] or _used_its_time(report, total_seconds)
+            if not late:
+                raise SandboxInfrastructureError(
+                    f"the process of the tests ended with status {report['exit_code']}"
+                )
+        if lost:
+            # If the program's process never started, that is not the program's fault.
+            called.wait(_GRACE_SECONDS)
+        limit = _total_limit(total_seconds)
+        results = [reports.get(i, (limit, 0.0)) for i in range(len(tests))]
         run = ProgramRun(timed_out=late)
-        if self._program.report is not None:
-            run = _program_run(self._program.report, self._settings)
-        seconds = sum(seconds for _, seconds in tests)
-        error = self._lost or (limit if late else "")
-        return JobResult(tests, run if run.seconds else ProgramRun(seconds=seconds), error)
+        if called.report is not None:
+            run = _program_run(called.report, settings)
+        if not run.seconds:
+            run = ProgramRun(seconds=sum(seconds for _, seconds in results))
+        return JobResult(results, run, lost or (limit if late else ""))
 
-    def _close(self) -> None:
-        self._host.close()
-        for process in (self._program, self._tests):
-            if process is not None:
-                process.close()
+
+def _collect(host: socket.socket, token: str) -> tuple[dict[int, tuple[str, float]], str | None]:
+    """Returns what the tests report, and why the program was lost; None if they do not end."""
+    reports: dict[int, tuple[str, float]] = {}
+    while True:
+        try:
+            report, _ = channel.receive(host)
+        except (EOFError, OSError):
+            return reports, None
+        if not secrets.compare_digest(str(report.get("token")), token):
+            raise SandboxInfrastructureError("a report without the token of its job")
+        if "setup_error" in report:
+            raise DataValidationError(f"setup: it fails: {report['setup_error']}")
+        if "test_error" in report:
+            raise DataValidationError(f"tests: {report['test_error']}")
+        if report.get("done"):
+            return reports, report["lost"]
+        reports[report["index"]] = (report["message"], report["seconds"])
+
+
+def _used_its_time(report: dict[str, Any], limit: float) -> bool:
+    """Returns whether the kernel ended the process of the tests at its limit of CPU time."""
+    # On a busy machine the kernel's clock of this limit runs ahead of the reported time, by a sixth
+    # and more.
+    killed = report["exit_code"] == 128 + signal.SIGKILL
+    return report["cpu_seconds"] >= (_KILLED_SHARE if killed else 1.0) * limit

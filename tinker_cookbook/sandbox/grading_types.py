@@ -1,25 +1,13 @@
-"""Settings of a grader, and the jobs and results of its worker threads."""
+"""Settings of a grader, and the results of its worker threads."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.sandbox import launch
 from tinker_cookbook.sandbox.launch import SandboxTier
-
-__all__ = [
-    "CallsJob",
-    "GraderSettings",
-    "Job",
-    "JobResult",
-    "ProgramRun",
-    "RunJob",
-    "StdioJob",
-]
 
 
 @dataclass(frozen=True)
@@ -89,37 +77,3 @@ class JobResult:
     tests: list[tuple[str, float]]
     run: ProgramRun
     program_error: str = ""
-
-
-@dataclass(frozen=True)
-class CallsJob:
-    """Tests in a second process that call the program's functions."""
-
-    program: str
-    tests: list[dict[str, Any]]
-    setup: str
-    entry_points: list[str] | None
-    total_seconds: float
-    stop_at_failure: bool = False
-
-
-@dataclass(frozen=True)
-class StdioJob:
-    """Runs the program once for each (input, expected output); ``same`` compares outputs."""
-
-    program: str
-    cases: list[tuple[str, str]]
-    same: Callable[[str, str], bool]
-    total_seconds: float
-    stop_at_failure: bool = False
-
-
-@dataclass(frozen=True)
-class RunJob:
-    """Runs the program once, without a test."""
-
-    program: str
-    stdin: str
-
-
-Job = CallsJob | StdioJob | RunJob

@@ -7,19 +7,13 @@ import logging
 import os
 import queue
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from tinker_cookbook.exceptions import DataValidationError, SandboxError
 from tinker_cookbook.sandbox import launch
-from tinker_cookbook.sandbox.grading_runs import CallsRun, run_program, run_stdio
-from tinker_cookbook.sandbox.grading_types import (
-    CallsJob,
-    GraderSettings,
-    Job,
-    JobResult,
-    StdioJob,
-)
+from tinker_cookbook.sandbox.grading_types import GraderSettings, JobResult
 from tinker_cookbook.sandbox.launch import SandboxLimits, SandboxProcess, SandboxTier
 from tinker_cookbook.sandbox.sandbox_interface import (
     SandboxInfrastructureError,
@@ -27,6 +21,9 @@ from tinker_cookbook.sandbox.sandbox_interface import (
 )
 
 logger = logging.getLogger(__name__)
+
+Job = Callable[[SandboxProcess, GraderSettings], JobResult]
+"""Grades a program in a warm sandbox."""
 
 
 class WorkerPool:
@@ -114,14 +111,7 @@ class _Worker(threading.Thread):
         reasons: list[str] = []
         for attempt in range(self._settings.attempts):
             try:
-                inside = self._sandbox()
-                if isinstance(job, CallsJob):
-                    return CallsRun(inside, self._settings, job).result()
-                if isinstance(job, StdioJob):
-                    return run_stdio(inside, self._settings, job)
-                most = self._settings.output_bytes
-                run = run_program(inside, self._settings, job.program, job.stdin, most)
-                return JobResult([], run)
+                return job(self._sandbox(), self._settings)
             except (SandboxUnavailableError, DataValidationError):
                 raise
             except (SandboxError, OSError, EOFError) as error:

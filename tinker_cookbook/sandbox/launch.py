@@ -13,10 +13,10 @@ Without either, ``SandboxUnavailableError`` names what to install. Nothing ever 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import json
 import os
-import queue
 import random
 import shutil
 import socket
@@ -24,8 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -35,8 +34,6 @@ from tinker_cookbook.exceptions import ConfigurationError, SandboxError, nearest
 from tinker_cookbook.sandbox.inside import channel, folders, kernel
 from tinker_cookbook.sandbox.sandbox_interface import SandboxUnavailableError
 
-__all__ = ["SandboxLimits", "SandboxProcess", "SandboxTier", "available_tier", "tier_problems"]
-
 TIER_VARIABLE = "TINKER_COOKBOOK_SANDBOX_TIER"
 WORKSPACE = "/workspace"
 INSTALL = (
@@ -45,6 +42,11 @@ INSTALL = (
 )
 _START_SECONDS = 20.0
 _INSIDE = Path(__file__).parent / "inside"
+# Modules that run in a sandbox, each after those that it imports.
+_MODULES = {
+    "agent": "channel kernel folders agent",
+    "zygote": "channel kernel folders values budget remote standard_files roles zygote",
+}
 # Host folders of the system's programs and libraries.
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 _SETTINGS = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "mime.types", "localtime")
@@ -195,13 +197,13 @@ def start(
         **(settings or {}),
     }
     ours, theirs = socket.socketpair()
-    sources = _memory_file(json.dumps({"sources": _sources(module), "settings": boot}))
+    sources = memory_file(json.dumps({"sources": _sources(module), "settings": boot}).encode())
     command = [python, "-s", "-B", "-c", _BOOT, str(sources), str(theirs.fileno())]
     accounts: list[int] = []
     if not landlock:
         accounts = _accounts(uid)
         command = _bubblewrap(python, limits, accounts, read_only, writable_root) + command
-    errors = _memory_file("")
+    errors = os.memfd_create("errors")
     try:
         process = _spawn(command, [sources, theirs.fileno(), *accounts], errors)
     except OSError as error:
@@ -301,30 +303,19 @@ def environment(python: str | None, folder: str, home: str = "/home/sandbox") ->
 
 
 def _sources(module: str) -> list[tuple[str, str]]:
-    # Each after those that it imports.
-    needed = {
-        "agent": ("channel", "kernel", "folders", "agent"),
-        "zygote": (
-            "channel",
-            "kernel",
-            "folders",
-            "values",
-            "budget",
-            "remote",
-            "standard_files",
-            "roles",
-            "zygote",
-        ),
-    }
-    names = needed[module]
+    names = _MODULES[module].split()
     return [(name, (_INSIDE / f"{name}.py").read_text(encoding="utf-8")) for name in names]
 
 
-def _memory_file(text: str) -> int:
-    descriptor = os.memfd_create("sandbox")
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(text.encode())
+def memory_file(data: bytes) -> int:
+    """Returns the descriptor of a file in memory with ``data``, which nobody can change."""
+    descriptor = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
     os.lseek(descriptor, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     return descriptor
 
 
@@ -332,8 +323,8 @@ def _accounts(uid: int) -> list[int]:
     number = uid or 1000
     user = f"sandbox:x:{number}:{number}::/home/sandbox:/bin/bash\n"
     return [
-        _memory_file("root:x:0:0::/root:/bin/sh\n" + user),
-        _memory_file(f"root:x:0:\nsandbox:x:{number}:\n"),
+        memory_file(f"root:x:0:0::/root:/bin/sh\n{user}".encode()),
+        memory_file(f"root:x:0:\nsandbox:x:{number}:\n".encode()),
     ]
 
 
@@ -369,59 +360,34 @@ def _runtime_paths(python: str) -> list[str]:
 # Starting processes -----------------------------------------------------------------------------
 
 
-class _Spawner(threading.Thread):
-    """Starts all processes from one thread that lives as long as the program.
-
-    The kernel ends ``--die-with-parent`` processes with the *thread* that started them, so a
-    short-lived thread of a pool or an event loop would end its sandboxes too.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(name="sandbox-spawner", daemon=True)
-        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self.process = os.getpid()
-        self.start()
-
-    def run(self) -> None:
-        while True:
-            function, future = self._work.get()
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        future: Future[Any] = Future()
-        self._work.put((function, future))
-        return future.result()
+def _new_spawner() -> None:
+    # The kernel ends ``--die-with-parent`` processes with the *thread* that started them, so one
+    # thread, which lives as long as the program, starts all of them.
+    global _spawner
+    _spawner = ThreadPoolExecutor(1, "sandbox-spawner")
 
 
-_spawner: _Spawner | None = None
-_spawner_lock = threading.Lock()
+_spawner: ThreadPoolExecutor
+_new_spawner()
+os.register_at_fork(after_in_child=_new_spawner)  # a child process does not have the thread
 
 
 def _spawn(command: list[str], descriptors: list[int], errors: int) -> subprocess.Popen[bytes]:
-    global _spawner
-    with _spawner_lock:
-        # After a fork, the child has the object but not its thread.
-        if _spawner is None or _spawner.process != os.getpid():
-            _spawner = _Spawner()
-    return _spawner.call(
-        lambda: subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            pass_fds=descriptors,
-            env={
-                "LANG": "C.UTF-8",
-                "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
-                "PYTHONHASHSEED": "0",
-                **_ONE_THREAD,
-            },
-            start_new_session=True,
-        )
-    )
+    return _spawner.submit(
+        subprocess.Popen,
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        pass_fds=descriptors,
+        env={
+            "LANG": "C.UTF-8",
+            "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+            "PYTHONHASHSEED": "0",
+            **_ONE_THREAD,
+        },
+        start_new_session=True,
+    ).result()
 
 
 # Which tier -------------------------------------------------------------------------------------

@@ -20,8 +20,6 @@ from tinker_cookbook.sandbox import launch
 from tinker_cookbook.sandbox.launch import SandboxLimits, SandboxProcess, SandboxTier
 from tinker_cookbook.sandbox.sandbox_interface import SandboxResult, SandboxTerminatedError
 
-__all__ = ["LocalSandbox", "LocalSandboxPool"]
-
 _GRACE_SECONDS = 5.0
 # A background process of a command may keep its output open; it is not waited for any longer.
 _DRAIN_SECONDS = 0.2
@@ -262,8 +260,8 @@ class LocalSandbox:
         """Returns stdout, stderr and the metrics of a program."""
         self._check_alive()
         number = next(self._numbers)
-        pipes = [os.pipe() for _ in range(4)]
-        theirs = [pipes[0][0], pipes[1][1], pipes[2][1], pipes[3][1]]
+        pipes = [os.pipe() for _ in range(3)]
+        theirs = [launch.memory_file(stdin), *(pipe[1] for pipe in pipes)]
         request = {
             "id": number,
             "argv": argv,
@@ -271,8 +269,8 @@ class LocalSandbox:
             "env": self._environment,
             "timeout": timeout,
         }
-        readers = [_Pipe(pipes[1][0], max_bytes), _Pipe(pipes[2][0], max_bytes), _Pipe(pipes[3][0])]
-        writer = asyncio.ensure_future(_write(pipes[0][1], stdin))
+        limits = (max_bytes, max_bytes, 1 << 20)
+        readers = [_Pipe(pipe[0], limit) for pipe, limit in zip(pipes, limits, strict=True)]
         self._suspend()
         try:
             self._inside.send(request, theirs)
@@ -290,7 +288,6 @@ class LocalSandbox:
             raise
         finally:
             self._resume()
-            writer.cancel()
             for reader in readers:
                 reader.close()
         result = json.loads(status)
@@ -320,7 +317,7 @@ def _result(stdout: bytes, stderr: bytes, result: dict[str, Any]) -> SandboxResu
 class _Pipe:
     """Reads a pipe to its end on the running event loop, and keeps its first bytes."""
 
-    def __init__(self, descriptor: int, limit: int = 1 << 20) -> None:
+    def __init__(self, descriptor: int, limit: int) -> None:
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
         self._limit = limit
@@ -351,97 +348,3 @@ class _Pipe:
         self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
         self.done.cancel()
-
-
-async def _write(descriptor: int, data: bytes) -> None:
-    """Writes to a pipe without blocking the loop, and closes it."""
-    loop = asyncio.get_running_loop()
-    os.set_blocking(descriptor, False)
-    view = memoryview(data)
-    try:
-        while view:
-            try:
-                view = view[os.write(descriptor, view[: 1 << 16]) :]
-            except BlockingIOError:
-                writable = loop.create_future()
-                loop.add_writer(descriptor, lambda f=writable: f.done() or f.set_result(None))
-                try:
-                    await writable
-                finally:
-                    loop.remove_writer(descriptor)
-    except OSError:
-        pass  # the program closed its input
-    finally:
-        os.close(descriptor)
-
-
-class LocalSandboxPool:
-    """Runs each command in a fresh sandbox.
-
-    At most ``pool_size`` commands run at once; further calls wait. One more sandbox is started in
-    advance for the next command.
-    """
-
-    def __init__(
-        self,
-        *,
-        pool_size: int | None = None,
-        sandbox_timeout_secs: int = 1200,
-        limits: SandboxLimits | None = None,
-        tier: SandboxTier | str | None = None,
-    ) -> None:
-        self._size = pool_size or os.cpu_count() or 1
-        self._timeout = sandbox_timeout_secs
-        self._limits = limits
-        self._tier = tier
-        self._ready: list[asyncio.Task[LocalSandbox]] = []
-        self._free = asyncio.Semaphore(self._size)
-        self._terminated = False
-
-    def _make(self) -> asyncio.Task[LocalSandbox]:
-        made = LocalSandbox.create(self._timeout, limits=self._limits, tier=self._tier)
-        return asyncio.ensure_future(made)
-
-    async def _take(self) -> LocalSandbox:
-        """Returns the sandbox that was started in advance if it still exists, or a new one."""
-        while self._ready:
-            sandbox = await self._ready.pop()
-            with contextlib.suppress(SandboxTerminatedError):
-                sandbox._check_alive()
-                return sandbox
-        return await self._make()
-
-    async def run_in_workdir(
-        self, files: dict[str, str], command: list[str], timeout: int | None = None
-    ) -> SandboxResult:
-        """Writes ``files`` into an empty work folder and runs ``command`` there.
-
-        Raises:
-            SandboxError: The pool was terminated, or a sandbox cannot be made.
-        """
-        if self._terminated:
-            raise SandboxError("LocalSandboxPool: it was terminated; make a new one")
-        async with self._free:
-            sandbox = await self._take()
-            # Start the sandbox of the next caller while this command runs.
-            if not self._ready:
-                self._ready.append(self._make())
-            try:
-                for name, content in files.items():
-                    written = await sandbox.write_file(f"{sandbox.workdir}/{name}", content)
-                    if written.exit_code:
-                        return written
-                return await sandbox.run_command(
-                    shlex.join(command), timeout=timeout or self._timeout
-                )
-            finally:
-                await sandbox.cleanup()
-
-    async def terminate(self) -> None:
-        """Ends the idle sandboxes; a sandbox in use ends with its command."""
-        self._terminated = True
-        made = await asyncio.gather(*self._ready, return_exceptions=True)
-        self._ready.clear()
-        for sandbox in made:
-            if isinstance(sandbox, LocalSandbox):
-                await sandbox.cleanup()

@@ -20,8 +20,6 @@ from tinker_cookbook.exceptions import SandboxError
 from tinker_cookbook.sandbox.sandbox_interface import SandboxResult, SandboxTerminatedError
 from tinker_cookbook.utils.imports import missing_extra
 
-__all__ = ["ModalSandbox", "ModalSandboxPool"]
-
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")

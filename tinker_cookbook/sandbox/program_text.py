@@ -11,17 +11,6 @@ from dataclasses import dataclass
 
 from tinker_cookbook.exceptions import DataValidationError
 
-__all__ = [
-    "CodeBlock",
-    "binds",
-    "code_blocks",
-    "extract_program",
-    "names_in_tests",
-    "parse_program",
-    "split_check",
-    "with_preamble",
-]
-
 _PARSING = threading.Lock()
 # At the start of a line with any words behind it, or behind a text with one word at most.
 _FENCE = re.compile(

@@ -8,15 +8,6 @@ import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, SandboxError
 
-__all__ = [
-    "SandboxInfrastructureError",
-    "SandboxInterface",
-    "SandboxResource",
-    "SandboxResult",
-    "SandboxTerminatedError",
-    "SandboxUnavailableError",
-]
-
 
 @chz.chz
 class SandboxResult:

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["SandboxFusionClient"]
-
 _DEFAULT_URL = "http://localhost:8080/run_code"
 # Added to the program's time limit: the server needs time to start the program.
 _EXTRA_SECONDS = 60.0

@@ -16,7 +16,6 @@ import pytest
 
 from tinker_cookbook.sandbox import (
     LocalSandbox,
-    LocalSandboxPool,
     SandboxInterface,
     SandboxLimits,
     SandboxResource,
@@ -279,22 +278,6 @@ def test_kill_9_of_the_program_leaves_nothing(each_tier):
     while Path(folder).exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not Path(folder).exists()
-
-
-def test_a_pool_gives_each_command_a_fresh_sandbox():
-    async def main():
-        pool = LocalSandboxPool(pool_size=2)
-        command = ["sh", "-c", "ls; cat in.txt; echo left > behind"]
-        results = await asyncio.gather(
-            *(pool.run_in_workdir({"in.txt": f"{i}\n"}, command, 10) for i in range(4))
-        )
-        assert [r.stdout for r in results] == [f"in.txt\n{i}\n" for i in range(4)]
-        # A sandbox whose lifetime ended before it was used is replaced.
-        (await pool._ready[0])._end("its lifetime is over")
-        assert (await pool.run_in_workdir({}, ["echo", "1"], 10)).stdout == "1\n"
-        await pool.terminate()
-
-    run(main())
 
 
 def test_without_any_tier_nothing_runs(monkeypatch):

@@ -67,8 +67,8 @@ DEFAULT_MAX_TOKENS = 2048
 
 _MAX_CONNECTIONS = 512  # the engine batches concurrent requests
 
-# Settings that are not supported, with their neutral values. Other values are refused: ignoring them
-# would evaluate something else.
+# Settings that are not supported, with neutral values. Others are refused: ignoring them would
+# evaluate something else.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),

@@ -100,7 +100,16 @@ class Agent:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-            self._drop_privileges()
+            settings = self._settings
+            # Without its own network namespace, a command must not create any socket.
+            kernel.restrict_process(
+                settings,
+                settings["limits"],
+                settings["uid"],
+                settings["writable"],
+                forks=True,
+                sockets=not settings["landlock"],
+            )
             os.makedirs(request["workdir"], exist_ok=True)
             os.chdir(request["workdir"])
             os.closerange(3, 256)
@@ -111,20 +120,6 @@ class Agent:
         except BaseException:
             channel.write_and_close(status, {"error": traceback.format_exc()})
             os._exit(1)
-
-    def _drop_privileges(self) -> None:
-        settings = self._settings
-        kernel.limit_resources(settings["limits"])
-        kernel.become_user(settings["uid"])
-        kernel.die_with_parent()
-        if settings["landlock"]:
-            kernel.restrict_files(settings["readable"], settings["writable"])
-        else:
-            kernel.drop_capabilities()
-        # Without its own network namespace, a command must not create any socket.
-        kernel.filter_system_calls(
-            forks=True, sockets=not settings["landlock"], shared_memory=False
-        )
 
     def _reap(self) -> None:
         while True:
@@ -140,15 +135,9 @@ class Agent:
             command = self._commands.pop(found)
             if command.timed_out:
                 _kill_all(self._descendants(pid))
-            exit_code = os.waitstatus_to_exitcode(code)
-            result = {
-                "exit_code": exit_code if exit_code >= 0 else 128 - exit_code,
-                "seconds": time.monotonic() - command.started,
-                "cpu_seconds": usage.ru_utime + usage.ru_stime,
-                "memory_bytes": max(usage.ru_maxrss * 1024, command.peak),
-                "timed_out": command.timed_out,
-                "over_limit": command.over_limit,
-            }
+            result = kernel.exit_report(code, usage, command.started)
+            result["memory_bytes"] = max(result["memory_bytes"], command.peak)
+            result |= {"timed_out": command.timed_out, "over_limit": command.over_limit}
             channel.write_and_close(command.status, result)
 
     def _check_limits(self) -> None:
@@ -213,9 +202,7 @@ class Agent:
         for _ in range(50):
             running = self._descendants(os.getpid())
             _kill_all(running)
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+            kernel.reap_children()
             if not running:
                 break
             time.sleep(0.01)

@@ -13,10 +13,6 @@ _MOST_DESCRIPTORS = 8
 MAX_MESSAGE_BYTES = 64 << 20
 
 
-class MessageTooLargeError(ValueError):
-    """The other side announced a message above the limit."""
-
-
 def send(channel: socket.socket, message: Any, descriptors: list[int] | None = None) -> None:
     """Sends a JSON value, and copies of ``descriptors``."""
     body = json.dumps(message).encode()
@@ -36,8 +32,7 @@ def receive(channel: socket.socket, limit: int = MAX_MESSAGE_BYTES) -> tuple[Any
 
     Raises:
         EOFError: The other side closed the socket, or ended.
-        MessageTooLargeError: The message has more than ``limit`` bytes.
-        ValueError: The message is not JSON.
+        ValueError: The message is not JSON, or has more than ``limit`` bytes.
     """
     head, descriptors, _, _ = socket.recv_fds(channel, _HEADER.size, _MOST_DESCRIPTORS)
     head += _exactly(channel, _HEADER.size - len(head)) if head else b""
@@ -45,7 +40,7 @@ def receive(channel: socket.socket, limit: int = MAX_MESSAGE_BYTES) -> tuple[Any
         raise EOFError("the channel is closed")
     (size,) = _HEADER.unpack(head)
     if size > limit:
-        raise MessageTooLargeError(f"message of {size} bytes, limit {limit}")
+        raise ValueError(f"message of {size} bytes, limit {limit}")
     return json.loads(_exactly(channel, size)), descriptors
 
 
@@ -60,9 +55,9 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
 
 
 def write_and_close(descriptor: int, message: Any) -> None:
-    """Writes a short JSON value to a pipe and closes it; the reader may be gone."""
+    """Writes a short JSON value to a pipe, as a line, and closes it; the reader may be gone."""
     try:
-        os.write(descriptor, json.dumps(message).encode())
+        os.write(descriptor, json.dumps(message).encode() + b"\n")
     except OSError:
         pass
     finally:

@@ -12,6 +12,8 @@ import os
 import platform
 import resource
 import struct
+import time
+from typing import Any
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWIPC = 0x08000000
@@ -127,6 +129,44 @@ def drop_capabilities() -> None:
     _check(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "prctl(PR_SET_NO_NEW_PRIVS)")
 
 
+def restrict_process(
+    settings: dict[str, Any],
+    limits: dict[str, int],
+    uid: int,
+    writable: list[str],
+    *,
+    forks: bool,
+    sockets: bool,
+) -> None:
+    """Takes from this process what ``settings`` of a sandbox and the limits do not allow."""
+    limit_resources(limits)
+    become_user(uid)
+    die_with_parent()
+    if settings["landlock"]:
+        restrict_files(settings["readable"], writable)
+    else:
+        drop_capabilities()
+    filter_system_calls(forks=forks, sockets=sockets)
+
+
+def exit_report(code: int, usage: resource.struct_rusage, started: float) -> dict[str, Any]:
+    """Returns the exit status and the costs of a process that ``os.wait4`` has found."""
+    exit_code = os.waitstatus_to_exitcode(code)
+    return {
+        "exit_code": exit_code if exit_code >= 0 else 128 - exit_code,
+        "seconds": time.monotonic() - started,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "memory_bytes": usage.ru_maxrss * 1024,
+    }
+
+
+def reap_children() -> None:
+    """Collects the exit status of children that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 # Landlock ---------------------------------------------------------------------------------------
 
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
@@ -150,14 +190,11 @@ def restrict_files(readable: list[str], writable: list[str]) -> None:
         readable: Paths whose files can be read and executed.
         writable: Paths with all rights, except device files.
     """
-    version = landlock_version()
-    # Bits 13 to 15 (refer, truncate, ioctl of devices) came with versions 2, 3 and 5.
-    rights = (1 << (13 + (version >= 2) + (version >= 3) + (version >= 5))) - 1
-    # Version 4 handles TCP bind and connect, version 6 abstract sockets and signals.
-    attributes = struct.pack("QQQ", rights, 3 * (version >= 4), 3 * (version >= 6))
-    size = 8 if version < 4 else 16 if version < 6 else 24
+    # All rights of version 6 of Landlock; TCP bind and connect; abstract sockets and signals.
+    rights = (1 << 16) - 1
+    attributes = struct.pack("QQQ", rights, 3, 3)
     ruleset = _check(
-        _syscall(_LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(size), ctypes.c_uint(0)),
+        _syscall(_LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(24), ctypes.c_uint(0)),
         "landlock_create_ruleset",
     )
     devices = ["/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/dev/full"]
@@ -238,18 +275,15 @@ def seccomp_supported() -> bool:
     return platform.machine() in _ARCHITECTURES
 
 
-def filter_system_calls(*, forks: bool, sockets: bool, shared_memory: bool) -> None:
+def filter_system_calls(*, forks: bool, sockets: bool) -> None:
     """Makes dangerous system calls fail with EPERM, for this process and all it starts.
 
     Args:
         forks: Whether processes may be created. Threads are always allowed.
         sockets: Whether sockets may be created. Socket pairs are always allowed.
-        shared_memory: Whether shared memory is allowed, which no limit of a process covers.
     """
     column, architecture = _ARCHITECTURES[platform.machine()]
-    denied = {numbers[column] for numbers in _DENIED.values()}
-    if not shared_memory:
-        denied.update(numbers[column] for numbers in _UNCOUNTED_MEMORY.values())
+    denied = {numbers[column] for numbers in (_DENIED | _UNCOUNTED_MEMORY).values()}
     if not sockets:
         denied.add(_SOCKET[column])
     if not forks and column == 0:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Encoder = Callable[[Any], Any]
+_Kind = tuple[str, Callable[[Any, Encoder], Any], Callable[[Any, Encoder], Any]]
 _TOLERANCE = 1e-6
 _LARGE = 1 << 53  # JSON readers keep integers below it exactly
 
@@ -76,10 +77,10 @@ def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
         return ["float", value.hex()]
     if kind is type and getattr(builtins, value.__name__, None) is value:
         return ["type", value.__name__]
-    tag = _TAGS.get(kind)
-    if tag is not None:
-        return [tag, _ENCODERS[tag](value, lambda item: encode(item, reference))]
-    for base in _TAGS:
+    if kind in _KINDS:
+        tag, encoder, _ = _KINDS[kind]
+        return [tag, encoder(value, lambda item: encode(item, reference))]
+    for base in _KINDS:
         # Derived classes too, such as Counter, named tuples and enumerations of integers.
         if isinstance(value, base):
             return encode(base(value), reference)
@@ -130,75 +131,47 @@ def _items(value: Any, go: Encoder) -> list[Any]:
     return [go(item) for item in value]
 
 
-def _pairs(value: dict[Any, Any], go: Encoder) -> list[Any]:
-    return [[go(key), go(item)] for key, item in value.items()]
+def _time(kind: Any, tag: str) -> _Kind:
+    return tag, lambda v, go: v.isoformat(), lambda c, go: kind.fromisoformat(c)
 
 
-def _text(value: Any, go: Encoder) -> str:
-    return str(value)
-
-
-_TAGS: dict[type, str] = {
-    list: "list",
-    tuple: "tuple",
-    dict: "dict",
-    set: "set",
-    frozenset: "frozenset",
-    bytes: "bytes",
-    bytearray: "bytearray",
-    complex: "complex",
-    range: "range",
-    collections.deque: "deque",
-    decimal.Decimal: "decimal",
-    fractions.Fraction: "fraction",
-    datetime.datetime: "datetime",
-    datetime.date: "date",
-    datetime.time: "time",
-    datetime.timedelta: "timedelta",
-    type({}.keys()): "keys",
-    type({}.values()): "values",
-    type({}.items()): "items",
+# Type -> tag, function that encodes, function that decodes.
+_KINDS: dict[type, _Kind] = {
+    list: ("list", _items, _items),
+    tuple: ("tuple", _items, lambda c, go: tuple(_items(c, go))),
+    dict: (
+        "dict",
+        lambda v, go: [[go(key), go(item)] for key, item in v.items()],
+        lambda c, go: {go(key): go(item) for key, item in c},
+    ),
+    set: ("set", _items, lambda c, go: set(_items(c, go))),
+    frozenset: ("frozenset", _items, lambda c, go: frozenset(_items(c, go))),
+    bytes: ("bytes", lambda v, go: v.hex(), lambda c, go: bytes.fromhex(c)),
+    bytearray: ("bytearray", lambda v, go: v.hex(), lambda c, go: bytearray.fromhex(c)),
+    complex: (
+        "complex",
+        lambda v, go: [v.real.hex(), v.imag.hex()],
+        lambda c, go: complex(float.fromhex(c[0]), float.fromhex(c[1])),
+    ),
+    range: (
+        "range",
+        lambda v, go: [go(v.start), go(v.stop), go(v.step)],
+        lambda c, go: range(*_items(c, go)),
+    ),
+    collections.deque: ("deque", _items, lambda c, go: collections.deque(_items(c, go))),
+    decimal.Decimal: ("decimal", lambda v, go: str(v), lambda c, go: decimal.Decimal(c)),
+    fractions.Fraction: ("fraction", lambda v, go: str(v), lambda c, go: fractions.Fraction(c)),
+    datetime.datetime: _time(datetime.datetime, "datetime"),
+    datetime.date: _time(datetime.date, "date"),
+    datetime.time: _time(datetime.time, "time"),
+    datetime.timedelta: (
+        "timedelta",
+        lambda v, go: [v.days, v.seconds, v.microseconds],
+        lambda c, go: datetime.timedelta(*c),
+    ),
+    type({}.keys()): ("keys", _items, lambda c, go: dict.fromkeys(_items(c, go)).keys()),
+    type({}.values()): ("values", _items, lambda c, go: dict(enumerate(_items(c, go))).values()),
+    type({}.items()): ("items", _items, lambda c, go: dict(_items(c, go)).items()),
 }
-_ENCODERS: dict[str, Callable[[Any, Encoder], Any]] = {
-    "list": _items,
-    "tuple": _items,
-    "dict": _pairs,
-    "set": _items,
-    "frozenset": _items,
-    "bytes": lambda v, go: v.hex(),
-    "bytearray": lambda v, go: v.hex(),
-    "complex": lambda v, go: [v.real.hex(), v.imag.hex()],
-    "range": lambda v, go: [go(v.start), go(v.stop), go(v.step)],
-    "deque": _items,
-    "decimal": _text,
-    "fraction": _text,
-    "datetime": lambda v, go: v.isoformat(),
-    "date": lambda v, go: v.isoformat(),
-    "time": lambda v, go: v.isoformat(),
-    "keys": _items,
-    "values": _items,
-    "items": _items,
-    "timedelta": lambda v, go: [v.days, v.seconds, v.microseconds],
-}
-_DECODERS: dict[str, Callable[[Any, Encoder], Any]] = {
-    "list": lambda c, go: [go(item) for item in c],
-    "tuple": lambda c, go: tuple([go(item) for item in c]),
-    "dict": lambda c, go: {go(key): go(item) for key, item in c},
-    "set": lambda c, go: {go(item) for item in c},
-    "frozenset": lambda c, go: frozenset([go(item) for item in c]),
-    "bytes": lambda c, go: bytes.fromhex(c),
-    "bytearray": lambda c, go: bytearray.fromhex(c),
-    "complex": lambda c, go: complex(float.fromhex(c[0]), float.fromhex(c[1])),
-    "range": lambda c, go: range(*[go(item) for item in c]),
-    "deque": lambda c, go: collections.deque([go(item) for item in c]),
-    "decimal": lambda c, go: decimal.Decimal(c),
-    "fraction": lambda c, go: fractions.Fraction(c),
-    "datetime": lambda c, go: datetime.datetime.fromisoformat(c),
-    "date": lambda c, go: datetime.date.fromisoformat(c),
-    "time": lambda c, go: datetime.time.fromisoformat(c),
-    "keys": lambda c, go: {go(item): None for item in c}.keys(),
-    "values": lambda c, go: dict(enumerate([go(item) for item in c])).values(),
-    "items": lambda c, go: dict([go(item) for item in c]).items(),
-    "iterator": lambda c, go: iter([go(item) for item in c]),
-    "timedelta": lambda c, go: datetime.timedelta(*c),
-}
+_DECODERS = {tag: decoder for tag, _, decoder in _KINDS.values()}
+_DECODERS["iterator"] = lambda c, go: iter(_items(c, go))

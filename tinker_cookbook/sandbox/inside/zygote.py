@@ -6,10 +6,8 @@ Each child is put into namespaces (or a Landlock domain) and limited before it r
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
-import json
 import os
 import select
 import signal
@@ -48,7 +46,7 @@ class Zygote:
             except (EOFError, OSError):
                 return
             status = descriptors[0]
-            _reap()
+            kernel.reap_children()
             try:
                 pid = os.fork()
             except OSError as error:
@@ -80,17 +78,10 @@ class Zygote:
             started = time.monotonic()
             timed_out = _wait(pid, status, request["seconds"], request["most_seconds"])
             _, code, usage = os.wait4(pid, 0)
-            exit_code = os.waitstatus_to_exitcode(code)
-            result = {
-                "exit_code": exit_code if exit_code >= 0 else 128 - exit_code,
-                "timed_out": timed_out,
-                "seconds": time.monotonic() - started,
-                "cpu_seconds": usage.ru_utime + usage.ru_stime,
-                "memory_bytes": usage.ru_maxrss * 1024,
-            }
-            _write_line(status, result)
+            result = kernel.exit_report(code, usage, started)
+            channel.write_and_close(status, {**result, "timed_out": timed_out})
         except BaseException:
-            _write_line(status, {"error": traceback.format_exc()[-1000:]})
+            channel.write_and_close(status, {"error": traceback.format_exc()[-1000:]})
         os._exit(0)
 
     def _become_program(self, request: dict[str, Any], descriptors: list[int]) -> None:
@@ -102,9 +93,16 @@ class Zygote:
                 job, _ = channel.receive(job_channel)
             role = _ROLES[request["role"]](job, others)
             del job
-            self._drop_privileges(request)
+            settings = self._settings
+            # The tests have another user than the program, so that it cannot reach them.
+            uid = settings["uid"] and settings["uid"] + (request["role"] == "tests")
+            kernel.restrict_process(
+                settings, request["limits"], uid, [], forks=False, sockets=False
+            )
+            if not settings["landlock"]:
+                os.chdir("/tmp")
         except BaseException:
-            _write_line(status, {"error": traceback.format_exc()[-1000:]})
+            channel.write_and_close(status, {"error": traceback.format_exc()[-1000:]})
             os._exit(1)
         kept = sorted(role.kept)
         for low, high in zip([2, *kept], [*kept, 256], strict=True):
@@ -113,26 +111,6 @@ class Zygote:
             code = role.run()
         finally:
             os._exit(code)
-
-    def _drop_privileges(self, request: dict[str, Any]) -> None:
-        settings = self._settings
-        kernel.limit_resources(request["limits"])
-        # A different user than the program's, so that the program cannot reach the tests.
-        kernel.become_user(settings["uid"] and settings["uid"] + (request["role"] == "tests"))
-        kernel.die_with_parent()
-        if settings["landlock"]:
-            kernel.restrict_files(settings["readable"], [])
-        else:
-            kernel.drop_capabilities()
-            os.chdir("/tmp")
-        kernel.filter_system_calls(forks=False, sockets=False, shared_memory=False)
-
-
-def _reap() -> None:
-    """Collects the exit status of children that have ended."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _wait(pid: int, status: int, seconds: float, most_seconds: float) -> bool:
@@ -154,11 +132,6 @@ def _wait(pid: int, status: int, seconds: float, most_seconds: float) -> bool:
         os.kill(pid, signal.SIGKILL)
     os.close(program)
     return not ready
-
-
-def _write_line(descriptor: int, message: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):
-        os.write(descriptor, json.dumps(message).encode() + b"\n")
 
 
 def main(control: socket.socket, settings: dict[str, Any]) -> None:
