@@ -15,6 +15,7 @@ import asyncio
 import os
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,6 @@ import chz
 
 from tinker_cookbook.backends.connect import Connection
 from tinker_cookbook.eval.benchmarks import (
-    REGISTRY,
     BenchmarkBuilder,
     BenchmarkConfig,
     BenchmarkResult,
@@ -31,7 +31,8 @@ from tinker_cookbook.eval.benchmarks import (
     load_trajectories,
 )
 from tinker_cookbook.eval.benchmarks.questions import OwnQuestions, is_question_file
-from tinker_cookbook.eval.report import EvalProgress, curve_table, result_table, solve_rate_lines
+from tinker_cookbook.eval.benchmarks.registry import task_names
+from tinker_cookbook.eval.report import EvalProgress, curve_table, result_table
 from tinker_cookbook.eval.run.answers import (
     EVAL_ROOT,
     default_folder,
@@ -58,22 +59,13 @@ from tinker_cookbook.utils.terminal import get_console
 _DEFAULT_MAX_TOKENS = BenchmarkConfig.max_tokens
 
 
-def _task_names() -> str:
-    """Returns the names of all tasks, with one entry for all parts of MMLU and one for BIG-Bench
-    Hard."""
-    whole = {"mmlu_pro", "mmlu_redux"}
-    parts = ("mmlu_", "bbh_")
-    names = sorted(n for n in REGISTRY if n in whole or not n.startswith(parts))
-    return ", ".join([*names, "mmlu_SUBJECT", "bbh_TASK"])
-
-
 @chz.chz
 class Config(SamplingModelSettings):
     """Settings of the evaluation."""
 
     tasks: str = chz.field(
         doc="Comma-separated tasks: a file of questions (questions.jsonl), module:Class of a "
-        f"benchmark, or {_task_names()}"
+        f"benchmark, or {task_names()}"
     )
     match: str = chz.field(
         default="exact",
@@ -130,17 +122,12 @@ class Config(SamplingModelSettings):
             raise ConfigurationError(f"limit: got {self.limit}, expected at least 1")
         builders = self.builders
         if not builders:
-            raise ConfigurationError(f"tasks: got none, expected some of {_task_names()}")
+            raise ConfigurationError(f"tasks: got none, expected some of {task_names()}")
         names = [builder.name for builder in builders]
         if repeated := next((name for name in names if names.count(name) > 1), None):
             raise ConfigurationError(
                 f"tasks: got two tasks with the name {repeated!r}, which is the folder of their "
                 "results; expected different names"
-            )
-        if self.match != "exact" and not any(isinstance(b, OwnQuestions) for b in builders):
-            raise ConfigurationError(
-                f"match: got {self.match!r} without a file of questions, expected one in tasks, "
-                "such as tasks=questions.jsonl; benchmarks have their own graders"
             )
         has_judge = self.judge_path is not None or self.judge_name is not None
         for builder in builders:
@@ -220,7 +207,7 @@ async def main(config: Config) -> None:
         # Ctrl-C cancels the main task.
         print(f"\nstopped; all finished answers are in {folder}: the same command continues")
         raise
-    _report(config, folder, results)
+    _report(folder, results)
 
 
 async def _open(
@@ -304,42 +291,36 @@ async def _run_all(
     return results
 
 
-def _report(config: Config, folder: Path, results: dict[str, BenchmarkResult]) -> None:
+def _report(folder: Path, results: dict[str, BenchmarkResult]) -> None:
     """Prints the table, the solve rates and the next commands."""
-    console = get_console()
-    console.print(result_table(results))
+    say = partial(get_console().print, markup=False, soft_wrap=True)
+    say(result_table(results))
     if (curves := curve_table(results)) is not None:
-        console.print(curves)
+        say(curves)
     for name, result in results.items():
         if result.pass_at_k:
-            console.print(f"solve rates of {name}:", markup=False)
-            for line in solve_rate_lines(load_trajectories(str(folder), name)):
-                console.print(line, markup=False)
+            never, always = (result.metrics[f"{kind}_solved"] for kind in ("never", "always"))
+            say(
+                f"{name}: {never:.0f} problems are never solved, {always:.0f} always; only the "
+                f"others ({result.metrics['mixed_share']:.0%}) have a gradient in group-based RL"
+            )
         if "acc_norm" in result.metrics:
-            console.print(f"{name}: acc_norm {result.metrics['acc_norm']:.1%}", markup=False)
+            say(f"{name}: acc_norm {result.metrics['acc_norm']:.1%}")
         if result.num_errors:
             errors = [row.error for row in load_trajectories(str(folder), name) if row.error]
-            console.print(
+            say(
                 f"{name}: {result.num_errors} answers failed and do not count in the score; the "
-                f"same command retries them. The first error: {errors[0] if errors else ''}",
-                markup=False,
-                soft_wrap=True,
+                f"same command retries them. The first error: {errors[0] if errors else ''}"
             )
         if result.num_truncated:
-            console.print(
-                f"{name}: {result.num_truncated} answers were cut off at max_tokens or the context",
-                markup=False,
-                soft_wrap=True,
-            )
-    first = next(iter(results))
-    show = (str(folder), f"task={first}", "incorrect_only=True")
+            cut_off = f"{result.num_truncated} answers were cut off"
+            say(f"{name}: {cut_off} at max_tokens or the context")
+    show = (str(folder), f"task={next(iter(results))}", "incorrect_only=True")
     other = (f"a={folder}", "b=OTHER")
-    console.print(
+    say(
         f"files: {folder}/TASK/trajectories.jsonl, result.json; summary.json\n"
         f"show wrong answers: {program_command('tinker_cookbook.eval.show', *show)}\n"
-        f"compare with another model: {program_command('tinker_cookbook.eval.compare', *other)}",
-        markup=False,
-        soft_wrap=True,
+        f"compare with another model: {program_command('tinker_cookbook.eval.compare', *other)}"
     )
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from rich import box
@@ -12,7 +10,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -20,7 +17,7 @@ from rich.progress import (
 from rich.table import Table
 
 from tinker_cookbook.eval.benchmarks import BenchmarkResult, StoredTrajectory
-from tinker_cookbook.eval.statistics import PairedComparison, solve_rate_histogram
+from tinker_cookbook.eval.statistics import PairedComparison
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.terminal import format_seconds, get_console
 
@@ -32,7 +29,8 @@ class EvalProgress:
     """
 
     def __init__(self) -> None:
-        console = get_console()
+        self._console = get_console()
+        self._lines = not self._console.is_terminal
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
@@ -41,38 +39,25 @@ class EvalProgress:
             TextColumn("left"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[status]}"),
-            console=console,
+            console=self._console,
+            disable=self._lines,
         )
-        self._lines = not console.is_terminal
-        self._console = console
-        self._task: TaskID | None = None
-        self._name, self._total, self._done = "", 0, 0
-        self._rewards: list[float] = []
-        self._errors = 0
-        self._activity = activity()
 
     def __enter__(self) -> Self:
-        self._activity = activity()
-        if not self._lines:
-            self._bars.start()
-            self._activity.shown += 1
+        self._bars.start()
+        activity().shown += not self._lines
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bars.stop()
-        if not self._lines:
-            self._activity.shown -= 1
+        activity().shown -= not self._lines
 
     def start(self, name: str, total: int, done: int) -> None:
         """Starts a task."""
         self._name, self._total, self._done = name, total, done
-        self._rewards, self._errors = [], 0
-        self._activity.details["evaluating"] = f"{name} {done}/{total}"
+        self._rewards: list[float] = []
+        self._errors = 0
+        activity().details["evaluating"] = f"{name} {done}/{total}"
         if done:
             self._console.print(f"{name}: {done} of {total} problems were answered before")
         # Stored problems do not count in the bar, or the estimated time would be far too short.
@@ -85,11 +70,10 @@ class EvalProgress:
         if stored:
             return
         self._done += 1
-        self._activity.details["evaluating"] = f"{self._name} {self._done}/{self._total}"
+        activity().details["evaluating"] = f"{self._name} {self._done}/{self._total}"
         status = f"score {sum(self._rewards) / len(self._rewards):.3f}" if self._rewards else ""
         if self._errors:
             status += f"  {self._errors} errors"
-        assert self._task is not None
         self._bars.update(self._task, advance=1, status=status)
         tenth = max(1, self._total // 10)
         if self._lines and (self._done % tenth == 0 or self._done == self._total):
@@ -146,59 +130,25 @@ def curve_table(results: Mapping[str, BenchmarkResult]) -> Table | None:
     return table
 
 
-def solve_rate_lines(rows: Sequence[StoredTrajectory], most_bins: int = 5) -> list[str]:
-    """Returns the histogram of solve rates as lines, and its meaning for RL.
-
-    Between "never" and "always" there are at most ``most_bins`` ranges, limited to possible rates.
-    """
-    problems: dict[str, list[bool]] = defaultdict(list)
-    for row in rows:
-        if row.error is None:
-            problems[row.example_id].append(row.correct)
-    samples = max((len(answers) for answers in problems.values()), default=0)
-    bins = max(1, min(most_bins, samples - 1))
-    counts = solve_rate_histogram(list(problems.values()), bins)
-    total = sum(counts)
-    if not total:
-        return []
-    names = ["never", *(f"up to {(i + 1) / bins:.0%}" for i in range(bins)), "always"]
-    # The last range ends below "always".
-    names[bins] = "below 100%" if bins > 1 else "sometimes"
-    widest = max(counts)
-    lines = [
-        f"  {name:>10} {'█' * round(30 * count / widest):<30} {count}"
-        for name, count in zip(names, counts, strict=True)
-    ]
-    mixed = total - counts[0] - counts[-1]
-    lines.append(
-        f"  {mixed} of {total} problems ({mixed / total:.0%}) have right and wrong answers: only "
-        "these have a gradient in group-based RL"
-    )
-    return lines
-
-
-def comparison_lines(name: str, found: PairedComparison, a: str = "a", b: str = "b") -> list[str]:
+def comparison_lines(name: str, found: PairedComparison) -> list[str]:
     """Returns the verdict in sentences."""
     verdict = {
-        "better": f"{b} is better than {a}",
-        "worse": f"{b} is worse than {a}",
-        "not distinguishable": f"{a} and {b} are not distinguishable",
+        "better": "b is better than a",
+        "worse": "b is worse than a",
+        "not distinguishable": "a and b are not distinguishable",
     }[found.verdict]
     test = "paired bootstrap"
     if found.p_value is not None:
         test = f"exact McNemar test, p = {found.p_value:.2g}"
     lines = [
         f"{name}: {verdict} on {found.num_examples} examples ({test})",
-        f"  {a} {found.score_a:.1%}, {b} {found.score_b:.1%}: difference {found.difference:+.1%} "
+        f"  a {found.score_a:.1%}, b {found.score_b:.1%}: difference {found.difference:+.1%} "
         f"(95% interval {found.low:+.1%} to {found.high:+.1%})",
-        f"  {a} has the higher reward on {found.only_a} examples, {b} on {found.only_b}",
+        f"  a has the higher reward on {found.only_a} examples, b on {found.only_b}",
     ]
-    if found.verdict == "not distinguishable":
-        if found.examples_needed is None:
-            lines.append("  the scores are equal, so there is no difference to detect")
-        else:
-            lines.append(
-                f"  if the true difference is as large as this one, about "
-                f"{found.examples_needed:,} examples would show it (power 80%)"
-            )
+    if found.verdict == "not distinguishable" and found.examples_needed is not None:
+        lines.append(
+            f"  if the true difference is as large as this one, about {found.examples_needed:,} "
+            "examples would show it (power 80%)"
+        )
     return lines

@@ -1,4 +1,4 @@
-"""Statistics of evaluations: intervals, pass@k, maj@k, solve rates, and tests of a difference.
+"""Statistics of evaluations: intervals, pass@k, maj@k, and tests of a difference.
 
 A score from few examples is uncertain, so it is reported with a 95% confidence interval. Two models
 that answer the same examples are compared by the difference per example. Its spread is smaller than
@@ -17,8 +17,6 @@ from itertools import combinations
 from typing import Literal
 
 import numpy as np
-
-from tinker_cookbook.exceptions import DataValidationError
 
 Z95 = 1.959963984540054
 """97.5% quantile of the normal distribution."""
@@ -44,14 +42,7 @@ def wilson_interval(successes: float, total: float, z: float = Z95) -> tuple[flo
     It stays within 0 and 1 and is accurate for small n and shares near 0 or 1 (Wilson 1927; Brown,
     Cai and DasGupta 2001). It assumes independent trials. Fractional ``successes``, sums of
     scores from 0 to 1, give an interval that is slightly too wide.
-
-    Raises:
-        DataValidationError: ``total`` is not positive, or ``successes`` is not in 0 to ``total``.
     """
-    if total <= 0 or not 0 <= successes <= total:
-        raise DataValidationError(
-            f"share: got {successes} of {total}, expected 0 to n of n, with n at least 1"
-        )
     share, spread = successes / total, z * z / total
     middle = share + spread / 2
     half = z * math.sqrt(share * (1 - share) / total + spread / (4 * total))
@@ -97,14 +88,9 @@ def score_interval(groups: Sequence[Sequence[float]], z: float = Z95) -> tuple[f
     effective number of answers ``p (1 - p) / SE^2``, with the cluster-robust standard error (Dean
     and Pagano 2015). That is between the number of problems, if all answers to a problem are equal,
     and the number of answers, if they are independent. Rewards outside 0 to 1 get ``m ± z SE``.
-
-    Raises:
-        DataValidationError: there is no reward.
     """
     groups = [group for group in groups if group]
     values = [value for group in groups for value in group]
-    if not values:
-        raise DataValidationError("score: got no reward, expected at least one")
     mean, error = sum(values) / len(values), cluster_standard_error(groups)
     if min(values) < 0 or max(values) > 1:
         return mean - z * error, mean + z * error
@@ -121,14 +107,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
     ``1 - C(n - c, k) / C(n, k)`` (Chen et al. 2021), the share of subsets of size k among the n
     answers that have a right answer.
-
-    Raises:
-        DataValidationError: not 0 <= ``num_correct`` <= ``num_samples``, or k not in 1 to n.
     """
-    if not (0 <= num_correct <= num_samples and 1 <= k <= num_samples):
-        raise DataValidationError(
-            f"pass@k: got k={k} with {num_correct} of {num_samples} right, expected 1 to n for k"
-        )
     return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
 
 
@@ -177,32 +156,6 @@ def majority_at_k(answers: Sequence[Hashable], rewards: Sequence[float], k: int)
     return sum(values) / len(values)
 
 
-def solve_rate_histogram(correct: Sequence[Sequence[bool]], bins: int = 10) -> list[int]:
-    """Returns the numbers of problems by their share of right answers.
-
-    The first count is problems never solved, the last count problems always solved; between them
-    are ``bins`` equal ranges of shares above 0 and below 1.
-    """
-    counts = [0] * (bins + 2)
-    for answers in correct:
-        if not answers:
-            continue
-        share = sum(answers) / len(answers)
-        # Never and always solved are separate: neither has a signal for reinforcement learning.
-        inside = 1 + min(bins - 1, int(share * bins))
-        counts[0 if share == 0 else bins + 1 if share == 1 else inside] += 1
-    return counts
-
-
-def mixed_share(correct: Sequence[Sequence[bool]]) -> float:
-    """Returns the share of problems with both right and wrong answers; 0 without problems.
-
-    Only these have a gradient in group-based reinforcement learning (GRPO).
-    """
-    rates = [sum(answers) / len(answers) for answers in correct if answers]
-    return sum(0 < rate < 1 for rate in rates) / len(rates) if rates else 0.0
-
-
 # --- the difference of two evaluations ----------------------------------------------------------
 
 
@@ -237,14 +190,7 @@ def compare_rewards(
     With one answer each, right or wrong: the exact McNemar test. Otherwise a bootstrap over
     examples of the difference of their mean rewards; with up to 16 differences the exact
     sign-flip test must find a difference too.
-
-    Raises:
-        DataValidationError: the lengths differ, or there are no examples.
     """
-    if len(a) != len(b) or not a:
-        raise DataValidationError(
-            f"compare: got {len(a)} and {len(b)} examples, expected the same ones, at least one"
-        )
     means_a, means_b = (np.array([sum(x) / len(x) for x in side], dtype=float) for side in (a, b))
     differences = means_b - means_a
     mean = float(differences.mean())

@@ -24,7 +24,6 @@ from tinker_cookbook.eval.benchmarks._common import extract_python_code, load_be
 from tinker_cookbook.eval.benchmarks.choices import few_shot_text, load_split
 from tinker_cookbook.exceptions import (
     BenchmarkNotFoundError,
-    ConfigurationError,
     DataError,
     DataFormatError,
     DataValidationError,
@@ -268,11 +267,10 @@ def test_an_unknown_task_is_an_error_with_the_nearest_name():
         find_benchmark("gsm8")
     with pytest.raises(BenchmarkNotFoundError, match="did you mean 'mmlu_anatomy'"):
         find_benchmark("mmlu_anatomi")
-    with pytest.raises(BenchmarkNotFoundError, match="not available here") as caught:
-        find_benchmark("swe_bench")
     # The 84 subjects and tasks are not listed.
+    with pytest.raises(BenchmarkNotFoundError, match=r"ifeval.*bbh_…, mmlu_…;") as caught:
+        find_benchmark("swe_bench")
     assert "anatomy" not in str(caught.value)
-    assert "bbh_…, mmlu_…" in str(caught.value)
 
 
 class _Renderer:
@@ -336,11 +334,6 @@ def test_a_verdict_that_cannot_be_read_is_an_error(verdict: str):
 
     with pytest.raises(EvalGradingError, match="expected a rating from 1 to 10"):
         _talk(judge)
-
-
-def test_a_judge_is_required():
-    with pytest.raises(ConfigurationError, match="judge_sampling_client"):
-        REGISTRY["mt_bench"].make_envs(_Renderer(), BenchmarkConfig())  # type: ignore[arg-type]
 
 
 # Right answers that equal the answer of another example in another form.

@@ -103,39 +103,3 @@ def test_a_future_import_of_the_answer_stays_before_the_preamble():
     names: dict[str, object] = {}
     exec(program, names)
     assert {"math", "f", "annotations"} <= names.keys()
-
-
-def test_pass_at_k_of_a_benchmark_with_programs(shared_dir, tmp_path):
-    """Four answers to two problems, of which three and none are right."""
-    import math
-
-    from tinker_cookbook.eval.benchmarks import load_trajectories
-    from tinker_cookbook.eval.run.runner import evaluate
-    from tinker_cookbook.eval.run.sources import Answer, AnswerSource, Prompt
-
-    benchmark, examples = load("humaneval", shared_dir)
-    gold = str(examples[0].gold)
-
-    class Given(AnswerSource):
-        model_id = "given"
-
-        def description(self):
-            return {}
-
-        def render(self, messages):
-            return Prompt(messages[-1]["content"], messages, 1)
-
-        async def sample(self, prompt, num_samples, seed):
-            texts = [gold, gold, "```python\nimport os; os._exit(0)\n```", gold]
-            return [Answer(text, 1, False) for text in texts[:num_samples]]
-
-    config = BenchmarkConfig(
-        max_examples=2, num_samples=4, data_path=str(shared_dir / "data"), save_dir=str(tmp_path)
-    )
-    result = asyncio.run(evaluate(benchmark, Given(), config))
-    assert (result.num_correct, result.num_errors) == (3, 0)
-    expected = {k: (1 - math.comb(1, k) / math.comb(4, k)) / 2 for k in (1, 2, 3, 4)}
-    assert result.pass_at_k == pytest.approx(expected)
-    rows = load_trajectories(str(tmp_path), "humaneval", incorrect_only=True)
-    assert len(rows) == 5
-    assert all(row.logs["program_error"] for row in rows)

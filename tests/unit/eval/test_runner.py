@@ -310,13 +310,6 @@ def test_a_grader_that_never_returns_is_an_error():
     assert result.num_errors == 2
 
 
-def test_partial_credit_is_not_correct():
-    benchmark = Sums()
-    benchmark.grade = lambda response, example: Grade(0.5)
-    result = run(benchmark, Scripted(right))
-    assert (result.score, result.num_correct) == (0.5, 0)
-
-
 def test_a_line_torn_by_kill_is_repaired(tmp_path):
     run(Sums(), Scripted(right), max_examples=3, save_dir=str(tmp_path))
     file = tmp_path / "sums" / "trajectories.jsonl"
@@ -374,9 +367,7 @@ def test_what_cannot_be(stories_model, monkeypatch):
     class Sandboxed(Sums):
         requires_sandbox = True
 
-    with pytest.raises(
-        ConfigurationError, match="a judge model grades the answers; set judge_sampling_client"
-    ):
+    with pytest.raises(ConfigurationError, match="set judge_sampling_client"):
         run(Judged(), Scripted(right))
 
     def no_sandbox() -> None:

@@ -13,13 +13,10 @@ from tinker_cookbook.eval.statistics import (
     majority_at_k,
     majority_reward,
     mean_pass_at_k,
-    mixed_share,
     pass_at_k,
     score_interval,
-    solve_rate_histogram,
     wilson_interval,
 )
-from tinker_cookbook.exceptions import DataValidationError
 
 
 @pytest.mark.parametrize(
@@ -44,12 +41,6 @@ def test_all_right_is_the_mirror_of_all_wrong():
 def test_in_words():
     assert describe_share(45, 60) == "45 of 60 = 75.0% (95% interval 62.8% to 84.2%)"
     assert describe_share(0, 0) == "0 of 0"
-
-
-@pytest.mark.parametrize(("successes", "total"), [(3, 2), (-1, 4), (0, 0)])
-def test_counts_that_cannot_be(successes, total):
-    with pytest.raises(DataValidationError, match="expected 0 to n of n"):
-        wilson_interval(successes, total)
 
 
 def test_one_answer_to_a_problem_gives_the_usual_standard_error_and_wilsons_interval():
@@ -86,8 +77,6 @@ def test_the_clustered_interval_covers_the_truth_where_the_naive_one_does_not(st
 def test_rewards_beyond_0_and_1_have_a_symmetric_interval():
     low, high = score_interval([[-1.0], [2.0], [5.0]])
     assert (low + high) / 2 == pytest.approx(2)
-    with pytest.raises(DataValidationError, match="got no reward"):
-        score_interval([[]])
 
 
 @pytest.mark.parametrize(("n", "c"), list(product(range(1, 8), range(8))))
@@ -106,8 +95,6 @@ def test_pass_at_k_of_several_problems():
         2: pytest.approx(2 / 3),
     }
     assert mean_pass_at_k([]) == {}
-    with pytest.raises(DataValidationError, match="k=3 with 1 of 2"):
-        pass_at_k(2, 1, 3)
 
 
 def test_majority_votes():
@@ -119,10 +106,3 @@ def test_majority_votes():
     # Subsets of 4, 4, 5 with two answers: {4, 4} is right, {4, 5} twice a tie.
     assert majority_at_k(["4", "4", "5"], [1, 1, 0], 2) == pytest.approx(2 / 3)
     assert majority_at_k(["4"] * 20 + ["5"] * 12, [1.0] * 20 + [0.0] * 12, 9) > 0.7
-
-
-def test_solve_rates():
-    correct = [[True] * 4, [False] * 4, [True, False, False, False], [True, True, True, False], []]
-    assert solve_rate_histogram(correct, bins=4) == [1, 0, 1, 0, 1, 1]
-    assert mixed_share(correct) == 0.5
-    assert mixed_share([]) == 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tinker_cookbook.eval.run.answers import read_json
 from tinker_cookbook.eval.run.examples import Example, ExampleBenchmark
 from tinker_cookbook.eval.run.types import BenchmarkConfig, BenchmarkResult, Metrics
 from tinker_cookbook.exceptions import DataError, DataFormatError, DataValidationError
@@ -109,24 +109,10 @@ def load_hub_rows(hub: str, split: str, config: str | None = None) -> list[Row]:
 def read_rows(file: Path) -> list[Row]:
     """Returns the rows of a jsonl (also gzipped), json or parquet file."""
     if file.suffix == ".json":
-        return _read_json(file)
+        values = read_json(file)
+        # BIG-Bench Hard stores its rows under this key.
+        return values["examples"] if isinstance(values, dict) else values
     return [dict(row) for row in load_local_rows(file, "train")]
-
-
-def _read_json(file: Path) -> list[Row]:
-    try:
-        values = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise DataFormatError(f"{file}: not JSON ({error}); expected an array of rows") from error
-    # BIG-Bench Hard stores its rows under this key.
-    if isinstance(values, dict):
-        values = values.get("examples", values)
-    if not isinstance(values, list):
-        raise DataFormatError(
-            f"{file}: got a JSON {type(values).__name__}, expected an array, or an object with "
-            "the key 'examples'"
-        )
-    return values
 
 
 def read_csv(file: Path, columns: Sequence[str] = ()) -> list[Row]:
@@ -143,16 +129,16 @@ def read_csv(file: Path, columns: Sequence[str] = ()) -> list[Row]:
     first = text.partition("\n")[0]
     # Names in a header contain no separators, so the more frequent one is the separator.
     separator = ";" if not columns and first.count(";") > first.count(",") else ","
-    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
-    has_header = not columns or (rows[:1] and rows[0][0] == columns[0])
-    names = rows[0] if not columns else list(columns)
-    if columns and any(len(row) != len(columns) for row in rows):
-        wrong = next(i for i, row in enumerate(rows, 1) if len(row) != len(columns))
-        raise DataFormatError(
-            f"{file}: row {wrong} has {len(rows[wrong - 1])} columns, expected {len(columns)}: "
-            f"{', '.join(columns)}"
-        )
-    return [dict(zip(names, row, strict=False)) for row in rows[1 if has_header else 0 :] if row]
+    rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if row]
+    names = list(columns or rows[0])
+    for i, row in enumerate(rows, 1):
+        if columns and len(row) != len(columns):
+            raise DataFormatError(
+                f"{file}: row {i} has {len(row)} columns, expected {len(columns)}: "
+                f"{', '.join(columns)}"
+            )
+    has_header = rows[:1] and rows[0][0] == names[0]
+    return [dict(zip(names, row, strict=False)) for row in rows[1 if has_header else 0 :]]
 
 
 def column(row: Mapping[str, Any], *names: str, where: str) -> Any:

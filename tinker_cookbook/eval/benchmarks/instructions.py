@@ -33,14 +33,11 @@ __getattr__ = official_names(__name__)
 logger = logging.getLogger(__name__)
 
 _PACKAGES = ("if_verifiable", "punkt")
-_SENTENCES, _TAGGER, _STOP_WORDS = "punkt_tab", "averaged_perceptron_tagger_eng", "stopwords"
-_PATHS = {
-    _SENTENCES: "tokenizers/punkt_tab",
-    _TAGGER: "taggers/averaged_perceptron_tagger_eng",
-    _STOP_WORDS: "corpora/stopwords",
-}
 # Instructions with checks that read NLTK data other than the sentence model.
-NEEDED_DATA = {"words:start_verb": _TAGGER, "ratio:stop_words": _STOP_WORDS}
+NEEDED_DATA = {
+    "words:start_verb": "taggers/averaged_perceptron_tagger_eng",
+    "ratio:stop_words": "corpora/stopwords",
+}
 _lock = threading.Lock()
 
 
@@ -53,12 +50,12 @@ def _require_packages() -> None:
         )
 
 
-def has_nltk_data(name: str) -> bool:
+def _has_nltk_data(path: str) -> bool:
     """Whether NLTK data are on this machine; downloads nothing."""
     import nltk
 
     try:
-        nltk.data.find(_PATHS[name])
+        nltk.data.find(path)
     except LookupError:
         return False
     return True
@@ -124,7 +121,7 @@ def _checkers(benchmark: str) -> Mapping[str, Any]:
         ]
     finally:
         nltk.download = download
-    if not has_nltk_data(_SENTENCES):
+    if not _has_nltk_data("tokenizers/punkt_tab"):
         replacement = _NltkWithModel(nltk)
         for module in modules:
             if hasattr(module, "nltk"):
@@ -163,9 +160,9 @@ def unavailable(benchmark: str) -> dict[str, str]:
     """Returns the instruction types that cannot be checked here, with the missing NLTK data."""
     known = checkers(benchmark)
     return {
-        name: data
-        for name, data in NEEDED_DATA.items()
-        if name in known and not has_nltk_data(data)
+        name: path.rpartition("/")[2]
+        for name, path in NEEDED_DATA.items()
+        if name in known and not _has_nltk_data(path)
     }
 
 

@@ -22,7 +22,7 @@ from tinker_cookbook.eval.run.types import (
     BenchmarkResult,
     Metrics,
 )
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, EvalGradingError
+from tinker_cookbook.exceptions import DataValidationError, EvalGradingError
 from tinker_cookbook.judges.judge import TextJudge, read_number
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.rl.types import Action, ActionExtra, Env, Observation, StepResult
@@ -123,9 +123,7 @@ class MTBenchEnv(Env):
         prompt = Message(role="user", content=judge_prompt(turns, reference or ""))
         try:
             found = await TextJudge(self.judge)([prompt], read_verdict)
-        except (
-            DataValidationError
-        ) as error:  # the conversation does not fit into the judge's context
+        except DataValidationError as error:  # it does not fit into the judge's context
             raise EvalGradingError(f"judge: {error}") from error
         return found.score, found.text
 
@@ -155,12 +153,8 @@ class MTBenchBenchmarkBuilder(BenchmarkBuilder):
 
     def make_envs(self, renderer: Renderer, config: BenchmarkConfig) -> Sequence[Env]:
         """Returns one environment for each conversation."""
-        client, judge_renderer = config.judge_sampling_client, config.judge_renderer
-        if client is None or judge_renderer is None:
-            raise ConfigurationError(
-                f"{self.name}: got judge_sampling_client={client!r} and judge_renderer="
-                f"{judge_renderer!r}, expected both, since a model rates the answers"
-            )
+        client: Any = config.judge_sampling_client
+        judge_renderer: Any = config.judge_renderer
         judge = TinkerMessageCompleter(
             client,
             judge_renderer,

@@ -19,6 +19,7 @@ from tinker_cookbook.eval.benchmarks.data import Row, RowBenchmark, Source, buil
 from tinker_cookbook.eval.benchmarks.registry import register
 from tinker_cookbook.eval.run.examples import Example, Grade
 from tinker_cookbook.eval.run.types import BenchmarkConfig
+from tinker_cookbook.sandbox.program_text import extract_program, with_preamble
 from tinker_cookbook.utils.imports import official_names
 
 __getattr__ = official_names(__name__)
@@ -80,15 +81,11 @@ class CodeBenchmark(RowBenchmark):
 
 @functools.cache
 def _grader() -> sandbox.PythonGrader:
-    from tinker_cookbook.sandbox import PythonGrader
-
-    return PythonGrader(test_seconds=_TEST_SECONDS)
+    return sandbox.PythonGrader(test_seconds=_TEST_SECONDS)
 
 
 def program_of(response: str, tests: ProgramTests) -> str:
     """Returns the program in a response; a response without a code block is treated as code."""
-    from tinker_cookbook.sandbox.program_text import extract_program, with_preamble
-
     code = extract_program(response, tests.entry_points)
     return with_preamble(tests.preamble, response if code is None else code)
 
@@ -135,15 +132,13 @@ class HumanEvalBenchmarkBuilder(CodeBenchmark):
 
     def program_tests(self, example: Example) -> ProgramTests:
         """Returns one test for each assertion."""
-        from tinker_cookbook.sandbox import split_check
-
         name, start = example.expected["entry_point"], example.expected["prompt"]
         # Imports and helper functions before the function. The tests get a separate copy, which the
         # program cannot change.
         found = re.search(rf"^def {re.escape(name)}\b", start, re.MULTILINE)
         preamble = start[: found.start()] if found else ""
         return ProgramTests(
-            tests=tuple(split_check(example.expected["test"], name)),
+            tests=tuple(sandbox.split_check(example.expected["test"], name)),
             entry_points=(name,),
             setup=preamble,
             preamble=preamble,
@@ -188,14 +183,12 @@ class MBPPBenchmarkBuilder(CodeBenchmark):
 
     def program_tests(self, example: Example) -> ProgramTests:
         """Returns the three tests and the names of the gold program that they use."""
-        from tinker_cookbook.sandbox import names_in_tests
-
         code, tests = example.expected["code"], tuple(example.expected["tests"])
         setup = "\n".join(example.expected["imports"]).replace("\r\n", "\n")
-        if names_in_tests(code, [setup]):
+        if sandbox.names_in_tests(code, [setup]):
             # Problem 367 builds trees of the program's class, so that code must run with the tests.
             tests, setup = tuple(f"{setup}\n{test}" for test in tests), ""
-        return ProgramTests(tests, tuple(names_in_tests(code, tests)), setup)
+        return ProgramTests(tests, tuple(sandbox.names_in_tests(code, tests)), setup)
 
 
 register(HumanEvalBenchmarkBuilder())

@@ -26,6 +26,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +153,8 @@ class OwnQuestions(ExampleBenchmark):
         """Grades a response; with a judge, the reward is 1 if Yes is more probable than No."""
         if not self.requires_judge:
             return await super().grade_async(response, example, config)
-        client, renderer = config.judge_sampling_client, config.judge_renderer
-        # ``check_requirements`` has checked both.
-        assert client is not None
-        assert renderer is not None
+        client: Any = config.judge_sampling_client
+        renderer: Any = config.judge_renderer
         judge = await asyncio.to_thread(LabelJudge, client, renderer)
         prompt = Message(role="user", content=self._judge_prompt(response, example))
         verdict = await judge([prompt], lambda text: 0.0)
@@ -238,13 +237,12 @@ def _comparable(text: str) -> str:
 def _matches(pattern: str, response: str) -> bool:
     try:
         # Unlike ``re``, it has a time limit, and other threads run meanwhile.
-        found = regex.search(pattern, response, timeout=_PATTERN_SECONDS, concurrent=True)
+        return bool(regex.search(pattern, response, timeout=_PATTERN_SECONDS, concurrent=True))
     except TimeoutError as error:
         raise EvalGradingError(
             f"match=regex: {pattern!r} took longer than {_PATTERN_SECONDS:g} s on an answer; "
             "expected a pattern without nested repetitions"
         ) from error
-    return found is not None
 
 
 def _check_pattern(pattern: str, where: str) -> None:
@@ -265,23 +263,22 @@ def _choice_row(row: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], s
     """
     column = next((name for name in _OPTION_COLUMNS if row.get(name)), None)
     plain = {name: value for name, value in row.items() if name not in _OPTION_COLUMNS}
-    options: Any = [] if column is None else row[column]
-    if isinstance(options, str):
-        try:
-            options = ast.literal_eval(options)
-        except (ValueError, SyntaxError):
-            options = None
-    if not isinstance(options, list) or len(options) > len(_LETTERS):
+    given: Any = [] if column is None else row[column]
+    options: Any = given
+    if isinstance(given, str):
+        with suppress(ValueError, SyntaxError):
+            options = ast.literal_eval(given)
+    question = plain.get("question")
+    is_list = isinstance(options, list) and len(options) <= len(_LETTERS)
+    if not is_list or (options and not isinstance(question, str)):
         raise RendererError(
-            f"{column}: got {row.get(str(column))!r:.80}, expected a list of up to {len(_LETTERS)} "
-            "options"
+            f"{column}: got {given!r:.80}, expected a list of up to {len(_LETTERS)} options, "
+            "next to a text in question"
         )
     letters = _LETTERS[: len(options)] or _LETTERS
-    if options and isinstance(plain.get("question"), str):
+    if options:
         lines = [f"{letter}. {option}" for letter, option in zip(letters, options, strict=True)]
-        plain["question"] = "\n".join([plain["question"], *lines, _LETTER_INSTRUCTION])
-    elif options:
-        raise RendererError(f"{column}: got options, expected them next to a text in question")
+        plain["question"] = "\n".join([str(question), *lines, _LETTER_INSTRUCTION])
     answer = plain.get("answer")
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(options):
         answer = letters[answer]

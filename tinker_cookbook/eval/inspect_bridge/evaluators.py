@@ -100,10 +100,8 @@ class InspectEvaluatorBuilder:
         """Returns ``task_args`` as a dictionary."""
         try:
             arguments = json.loads(self.task_args or "{}")
-        except ValueError as error:
-            raise ConfigurationError(
-                f"task_args: got {self.task_args!r}, expected a JSON object ({error})"
-            ) from error
+        except ValueError:
+            arguments = None
         if not isinstance(arguments, dict):
             raise ConfigurationError(f"task_args: got {self.task_args!r}, expected a JSON object")
         return arguments

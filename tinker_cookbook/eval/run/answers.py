@@ -26,7 +26,6 @@ from tinker_cookbook.eval.run.types import BenchmarkResult, Logs, Metrics, Store
 from tinker_cookbook.eval.statistics import (
     majority_at_k,
     mean_pass_at_k,
-    mixed_share,
     score_interval,
 )
 from tinker_cookbook.exceptions import DataError, DataFormatError
@@ -330,7 +329,7 @@ def summarize(
         result.pass_at_k = mean_pass_at_k(correct)
         result.metrics.update(
             num_problems=len({row.example_id for row in rows}),
-            mixed_share=mixed_share(correct),
+            mixed_share=sum(any(a) and not all(a) for a in correct) / len(correct),
             never_solved=sum(not any(answers) for answers in correct),
             always_solved=sum(all(answers) for answers in correct),
         )
@@ -342,18 +341,14 @@ def _majority_metrics(groups: Sequence[Sequence[StoredTrajectory]]) -> Metrics:
     """Returns ``maj@K`` for powers of 2 and all answers, if graders report what they read."""
     if not any(ANSWER_LOG in row.logs for group in groups for row in group):
         return {}
+    # Graders write "" if a response has no final answer.
+    read = [[row.logs.get(ANSWER_LOG) for row in group] for group in groups]
+    votes = [[None if vote in (None, "") else str(vote) for vote in group] for group in read]
+    rewards = [[row.reward for row in group] for group in groups]
     most = min(len(group) for group in groups)
     sizes = {2**power for power in range(1, most.bit_length())} | {most}
-    found: Metrics = {}
-    for k in sorted(size for size in sizes if 1 < size <= most):
-        values = [
-            majority_at_k([_vote(row) for row in g], [row.reward for row in g], k) for g in groups
-        ]
-        found[f"maj@{k}"] = sum(values) / len(values)
-    return found
-
-
-def _vote(row: StoredTrajectory) -> str | None:
-    # Graders write "" if a response has no final answer.
-    extracted = row.logs.get(ANSWER_LOG)
-    return None if extracted in (None, "") else str(extracted)
+    return {
+        f"maj@{k}": sum(majority_at_k(*pair, k) for pair in zip(votes, rewards, strict=True))
+        / len(groups)
+        for k in sorted(size for size in sizes if 1 < size <= most)
+    }

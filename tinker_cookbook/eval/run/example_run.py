@@ -17,7 +17,6 @@ from tinker_cookbook.eval.run.examples import Example, grade_response
 from tinker_cookbook.eval.run.sources import (
     Answer,
     AnswerSource,
-    ContextOverflowError,
     Prompt,
     example_seed,
     messages_text,
@@ -38,6 +37,7 @@ from tinker_cookbook.exceptions import (
 )
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.rollouts.async_utils import bounded, gather_or_cancel
+from tinker_cookbook.utils.chat_api import ContextOverflowError
 
 logger = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ class ExampleRun(BenchmarkRun):
                 row,
                 sample=i,
                 turns=[*row.turns, answer_turn(answer)],
-                metrics={METRIC_MAX_TOKENS_REACHED: float(answer.truncated), **answer.metrics},
+                metrics={METRIC_MAX_TOKENS_REACHED: float(answer.truncated)},
                 logs=dict(row.logs),
                 error=f"{_GRADING}not yet",
             )

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import random
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from tinker_cookbook.completers import StopCondition
@@ -147,20 +144,16 @@ class ExampleBenchmark(BenchmarkBuilder):
         """Grades each gold answer and another example's; returns a sentence for each wrong
         grade."""
         examples = self.examples(config or BenchmarkConfig())
-        check = partial(self._wrong_grades, examples=examples)
-        if not self.requires_sandbox:
-            return [sentence for example in examples for sentence in check(example)]
-        # Programs run in other processes, so grade several concurrently.
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return [sentence for found in pool.map(check, examples) for sentence in found]
-
-    def _wrong_grades(self, example: Example, examples: Sequence[Example]) -> list[str]:
-        where, wrong = f"{self.name}/{example.example_id}", list[str]()
-        if example.gold is not None and (r := self.grade(example.gold, example).reward) < 1:
-            wrong.append(f"{where}: the gold answer got {r}, expected 1")
-        foreign = self.foreign_answer(example, examples)
-        if foreign is not None and (r := self.grade(foreign, example).reward) > 0:
-            wrong.append(f"{where}: the answer {foreign[-80:]!r} got {r}, expected 0")
+        wrong = []
+        for example in examples:
+            answers = ((example.gold, 1), (self.foreign_answer(example, examples), 0))
+            for answer, expected in answers:
+                reward = expected if answer is None else self.grade(answer, example).reward
+                if min(reward, 1) != expected:
+                    wrong.append(
+                        f"{self.name}/{example.example_id}: the answer {str(answer)[-80:]!r} got "
+                        f"{reward}, expected {expected}"
+                    )
         return wrong
 
 

@@ -29,7 +29,7 @@ def check_requirements(builder: BenchmarkBuilder, config: BenchmarkConfig) -> No
                 f"{builder.name}: runs programs that a model writes, and this machine cannot "
                 f"isolate them: {error}"
             ) from error
-    if builder.requires_judge and config.judge_sampling_client is None:
+    if builder.requires_judge and None in (config.judge_sampling_client, config.judge_renderer):
         raise ConfigurationError(
             f"{builder.name}: a judge model grades the answers; set judge_sampling_client "
             "and judge_renderer of BenchmarkConfig (judge_path= or judge_name= on the command "

@@ -7,7 +7,7 @@ import hashlib
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from tinker_cookbook.renderers import (
     get_text_content,
 )
 from tinker_cookbook.supervised.row_images import has_images
-from tinker_cookbook.utils.chat_api import ContextOverflowError as ContextOverflowError
+from tinker_cookbook.utils.chat_api import ContextOverflowError
 from tinker_cookbook.utils.imports import tinker
 
 
@@ -37,7 +37,6 @@ class Answer:
     num_tokens: int
     truncated: bool
     thinking: str = ""
-    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -129,14 +129,10 @@ class BenchmarkConfig:
     """Like ``model_id``, for the judge model."""
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "agent_concurrency", "num_samples", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected at least 1")
-        for name in ("max_examples", "context_window"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigurationError(f"{name}: got {value}, expected at least 1, or None")
-        if self.temperature < 0:
-            raise ConfigurationError(f"temperature: got {self.temperature}, expected at least 0")
+        counts = "concurrency agent_concurrency num_samples max_tokens max_examples context_window"
+        for name, least in (*((name, 1) for name in counts.split()), ("temperature", 0)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ConfigurationError(f"{name}: got {value}, expected at least {least}")
         if not 0 < self.top_p <= 1:
             raise ConfigurationError(f"top_p: got {self.top_p}, expected above 0, at most 1")
         if self.timeout_seconds <= 0:
