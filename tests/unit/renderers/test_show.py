@@ -1,10 +1,9 @@
-"""What ``python -m tinker_cookbook.renderers.show`` says, on a terminal and as a page."""
+"""What ``python -m tinker_cookbook.renderers.show`` says."""
 
 from __future__ import annotations
 
 import copy
 import re
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
@@ -16,16 +15,8 @@ from rich.console import Console
 
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer, normalize_messages
 from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
-from tinker_cookbook.renderers.show import show
-from tinker_cookbook.renderers.show.command import sample_conversation
-from tinker_cookbook.renderers.show.output import page, print_view
-from tinker_cookbook.renderers.show.view import (
-    Conversation,
-    ExampleView,
-    View,
-    read_tokens,
-    split_text,
-)
+from tinker_cookbook.renderers.show import print_view, sample_conversation
+from tinker_cookbook.renderers.show_view import Conversation, show, split_text
 from tinker_cookbook.tokenizer_utils import decode_exactly
 
 QUESTION = {"role": "user", "content": "Hi"}
@@ -49,40 +40,6 @@ def terminal(view, width=100, max_tokens=600):
     with console.capture() as captured:
         print_view(view, console, max_tokens)
     return captured.get()
-
-
-class Spans(HTMLParser):
-    """The text of each span of class t, and all attributes of the page."""
-
-    def __init__(self):
-        super().__init__()
-        self.texts, self.titles, self.attributes, self.open = [], [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        attrs = dict(attrs)
-        self.attributes.append((tag, attrs))
-        if tag in ("meta",):
-            return
-        is_token = tag == "span" and "t" in (attrs.get("class") or "").split()
-        self.open.append((tag, is_token))
-        if is_token:
-            self.texts.append("")
-            self.titles.append(attrs.get("title"))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data):
-        if any(is_token for _, is_token in self.open):
-            self.texts[-1] += data
-
-
-def parse(html):
-    parser = Spans()
-    parser.feed(html)
-    parser.close()
-    assert not parser.open
-    return parser
 
 
 # --- tokens ----------------------------------------------------------------------------------
@@ -118,7 +75,7 @@ def test_the_example_of_qwen3(make_renderer):
         text = "".join(t.text for t in example.tokens)
         assert text == decode_exactly(renderer.tokenizer, model_input.to_ints())
     trained = sum(int(weights.sum()) for _, weights in made)
-    assert f"{trained} of them trained, in 2 examples" in fact(view, "tokens").text
+    assert f"{trained} of them trained" in fact(view, "tokens").text
     assert fact(view, "template").good
     assert fact(view, "prompt").good
     assert "example 2 begins with it" in fact(view, "prompt").text
@@ -126,7 +83,7 @@ def test_the_example_of_qwen3(make_renderer):
     assert fact(view, "extension").text.startswith("does not hold")
     assert "prompt of message 6 does not begin with message 4" in fact(view, "examples").text
     sampled, prompt = fact(view, "examples").rows
-    texts = [[t.text for t in row.tokens] for row in (sampled, prompt)]
+    texts = [[t.text for t in tokens] for _, tokens in (sampled, prompt)]
     assert texts[0][:4] == texts[1][:4]
     assert (texts[0][4], texts[1][4]) == ("<think>", "<tool_call>")
     assert all(f.good for f in example_facts(view, "message") + example_facts(view, "parsed"))
@@ -162,10 +119,10 @@ def test_the_first_difference_from_the_template_is_shown(make_renderer):
     assert found.good is False
     assert "conversation differs at token 4 of " in found.text
     ours, theirs = found.rows
-    assert (ours.label, theirs.label) == ("renderer", "template")
-    assert [row.tokens[4].text for row in found.rows] == ["<|im_end|>", "!"]
+    assert (ours[0], theirs[0]) == ("renderer", "template")
+    assert [tokens[4].text for _, tokens in found.rows] == ["<|im_end|>", "!"]
     shown = terminal(show(renderer, conversation(QUESTION, ANSWER)))
-    assert re.search(r"renderer +│<\|im_start\|>│user│⏎│Hi│<\|im_end\|>", shown)
+    assert re.search(r"renderer +… │<\|im_start\|>│user│⏎│Hi│<\|im_end\|>", shown)
     tokenizer.chat_template = "{{ raise_exception('never') }}"
     assert "refuses the conversation: never" in template_text(renderer, QUESTION, ANSWER)
     tokenizer.chat_template = None
@@ -187,7 +144,7 @@ def test_a_prompt_that_the_example_does_not_continue_is_shown(make_renderer):
     found = fact(view, "prompt")
     assert found.good is False
     assert "differ at token 7" in found.text
-    assert [row.tokens[4].text for row in found.rows[1:]] == ["bot", "assistant"]
+    assert [tokens[4].text for _, tokens in found.rows[1:]] == ["bot", "assistant"]
     assert example_facts(view, "message")[0].good is False
     assert "✗ " in terminal(view)
 
@@ -203,7 +160,6 @@ def test_every_choice_of_what_is_trained(make_renderer, spec, what):
         weights.tolist() for _, weights in made
     ]
     terminal(view)
-    page(view, "x")
 
 
 # --- the terminal ----------------------------------------------------------------------------
@@ -220,50 +176,3 @@ def test_the_terminal_keeps_to_its_width_and_steers_nothing(make_renderer):
         assert not any(line.endswith(" ") for line in shown.splitlines())
     joined = re.sub(r"[│┃\s]", "", terminal(view))
     assert "[bold]x[/bold]·:smile:" in joined
-
-
-# --- the page --------------------------------------------------------------------------------
-
-
-def test_spans_hold_the_decoded_text_whatever_it_is(make_renderer):
-    renderer = make_renderer("chatml", "qwen3")
-
-    @checked(30)
-    @given(text=any_text | st.text(alphabet="<>&\"'\r\n\t \x00\x1b\u202e\u0301🦜", max_size=20))
-    def check(text):
-        tokens = renderer.codec.encode(text)
-        html = page(View([], [ExampleView("", read_tokens(renderer, [tokens]), [])]), "")
-        (pre,) = re.findall(r'<pre class="example">(.*?)</pre>', html, re.S)
-        found = parse(pre)
-        assert len(found.texts) == len(tokens)
-        assert "".join(found.texts) == renderer.codec.decode(tokens)
-        for token, title in zip(tokens, found.titles, strict=True):
-            assert f"id {token}, weight 0" in title
-
-    check()
-
-
-def test_the_page_is_whole_escaped_and_needs_nothing(make_renderer):
-    renderer = make_renderer("chatml", "qwen3")
-    evil = '</pre><script>alert("x")</script><img src=http://x/y.png onerror=1>'
-    talk = conversation({"role": "user", "content": evil}, {"role": "assistant", "content": evil})
-    view = show(renderer, talk)
-    html = page(view, "<img>title")
-    found = parse(html)
-    tags = {tag for tag, _ in found.attributes}
-    assert not tags & {"script", "img", "link", "iframe"}
-    assert not any(
-        key in ("src", "href", "style") or key.startswith("on")
-        for _, attributes in found.attributes
-        for key in attributes
-    )
-    assert "url(" not in html
-    assert "@import" not in html
-    assert "prefers-color-scheme: dark" in html
-    (pre,) = re.findall(r'<pre class="example">(.*?)</pre>', html, re.S)
-    tokens = [token.id for token in view.examples[0].tokens]
-    assert "".join(parse(pre).texts) == decode_exactly(renderer.tokenizer, tokens)
-    classes = [a["class"].split() for t, a in found.attributes if a.get("title")]
-    assert sum("w" in c for c in classes) >= sum(t.trained for t in view.examples[0].tokens)
-    for expected in (f"id {tokens[0]}, weight 0", f"id {tokens[-2]}, weight 1"):
-        assert any(expected in (title or "") for title in found.titles)
