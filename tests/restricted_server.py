@@ -104,7 +104,7 @@ def restricted_server(model: str, root: Path) -> Iterator[Restricted]:
     key = json.loads((root / "keys.json").read_bytes())["local"]
     engine = Engine("cpu", "float32")
     engine.resolve(model)
-    state = ServerState(engine, [model], keys, 120.0, root / "server", 1000)
+    state = ServerState(engine, [model], keys, 120.0, 1000)
     app = _AsSkyRL(make_app(state, 64 << 20))
     settings = uvicorn.Config(app, port=0, log_level="warning", lifespan="on")
     server = uvicorn.Server(settings)

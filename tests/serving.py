@@ -16,7 +16,10 @@ from typing import IO, Any
 
 import forks
 import httpx
+import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
+from tinker.proto import response_conv
+from tinker.proto import tinker_public_pb2 as pb
 
 SECONDS = 120.0
 
@@ -101,14 +104,26 @@ class Caller:
         return answer.status_code, answer.json()
 
     def result(self, acknowledged):
-        """What comes of a request."""
+        """What comes of a request; a sample or a pass as a dictionary."""
         status, said = acknowledged
         assert status == 200, said
         while True:
-            status, answer = self.post("retrieve_future", request_id=said["request_id"])
-            if status != 408:
-                assert status == 200, answer
-                return answer
+            answer = self.http.post("retrieve_future", json={"request_id": said["request_id"]})
+            if answer.status_code == 408:
+                continue
+            assert answer.status_code == 200, answer.text
+            if "json" in answer.headers["content-type"]:
+                return answer.json()
+            if ":sample:" in said["request_id"]:
+                found = response_conv.deserialize_sample_response(answer.content)
+                names = ("sequences", "prompt_logprobs")
+                found = {name: getattr(found, name) for name in names}
+                sequences = [
+                    {name: getattr(one, name) for name in ("tokens", "logprobs", "stop_reason")}
+                    for one in found["sequences"]
+                ]
+                return {**found, "sequences": sequences}
+            return vars(response_conv.deserialize_forward_backward_output(answer.content))
 
     def session(self) -> str:
         return self.post("create_session", sdk_version="test")[1]["session_id"]
@@ -123,19 +138,25 @@ class Caller:
         )
         return self.result(made)["model_id"]
 
-    def train(self, model: str, number: int, **more):
-        """A pass over one datum, in JSON."""
-        datum = {
-            "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1, 44, 101]}]},
-            "loss_fn_inputs": {
-                "target_tokens": {"data": [44, 101, 7], "dtype": "int64", "shape": [3]},
-                "weights": {"data": [1, 1, 1], "dtype": "float32", "shape": [3]},
-            },
-        }
-        given = {"data": [datum], "loss_fn": "cross_entropy", **more}
-        return self.post(
-            "forward_backward", model_id=model, seq_id=number, forward_backward_input=given
-        )
+    def train(self, model: str, number: int, loss_fn: str = "cross_entropy", data=None):
+        """A pass over tokens of weight 1; ``data`` are pairs of inputs and targets."""
+        message = pb.ForwardBackwardRequest(model_id=model, seq_id=number, loss_fn=loss_fn)
+        for tokens, targets in data or [([1, 44, 101], [44, 101, 7])]:
+            datum = message.data.add()
+            datum.model_input.add().encoded_text.tokens = np.int32(tokens).tobytes()
+            for name, values, dtype in (
+                ("target_tokens", np.int64(targets), pb.DTYPE_INT64),
+                ("weights", np.ones(len(targets), np.float32), pb.DTYPE_FLOAT32),
+            ):
+                tensor = datum.loss_fn_inputs[name]
+                tensor.dense, tensor.dtype = values.tobytes(), dtype
+        return self.send_pass(message.SerializeToString())
+
+    def send_pass(self, content):
+        """A body of a pass as it is."""
+        headers = {"Content-Type": "application/x-protobuf"}
+        answer = self.http.post("forward_backward", content=content, headers=headers)
+        return answer.status_code, answer.json()
 
     def step(self, model: str, number: int):
         params = {"learning_rate": 0.01}

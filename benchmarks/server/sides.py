@@ -16,7 +16,7 @@ from tinker import types
 
 from benchmarks.server.config import Config
 from tinker_cookbook.exceptions import BackendError
-from tinker_cookbook.server.wire import PassEncoder, SampleEncoder
+from tinker_cookbook.server.wire import pass_message, sample_message
 
 KINDS = ("forward_backward", "optim_step", "sample")
 
@@ -81,8 +81,8 @@ class Side:
 def messages_of(results: dict[str, Any]) -> dict[str, bytes]:
     """Returns the messages that the server would send for these results."""
     return {
-        "forward_backward": PassEncoder().proto(results["forward_backward"]),
-        "asample": SampleEncoder().proto(results["sample"]),
+        "forward_backward": pass_message(results["forward_backward"]),
+        "asample": sample_message(results["sample"]),
     }
 
 

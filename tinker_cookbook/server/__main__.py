@@ -28,8 +28,12 @@ from tinker_cookbook.image_processing_utils import pillow
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 if TYPE_CHECKING:
-    from tinker_cookbook.server.keys import KeyFile
     from tinker_cookbook.server.state import ServerState
+
+_ABOVE_ZERO = (
+    *("max_request_mb", "max_queued_samples", "session_seconds", "max_image_megapixels"),
+    "disk_quota_gb",
+)
 
 
 @chz.chz
@@ -52,7 +56,6 @@ class Config(SamplerOptions):
         doc="File of the API keys; default: server_keys.json in root. A changed file is read "
         "again. TINKER_COOKBOOK_SERVER_KEYS=OWNER=KEY,… replaces it",
     )
-    print_keys: bool = chz.field(default=False, doc="Print the keys at the start")
     root: str | None = chz.field(
         default=None, doc="Folder of checkpoints; default: TINKER_COOKBOOK_HOME"
     )
@@ -83,7 +86,6 @@ class Config(SamplerOptions):
         default=8192,
         doc="Maximum queued samples of an owner; further requests get status 429 and are retried",
     )
-
     image_sources: str = chz.field(
         default="",
         doc="Where images may be read from that a request names by an address, comma-separated: "
@@ -109,20 +111,9 @@ class Config(SamplerOptions):
         for name, value in (("model_name", self.models), ("owners", self.owner_names)):
             if not value:
                 raise ConfigurationError(f"{name}: got none, expected at least one")
-        for name in (
-            "max_request_mb",
-            "max_queued_samples",
-            "session_seconds",
-            "max_image_megapixels",
-        ):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(
-                    f"{name}: got {getattr(self, name)}, expected a number above 0"
-                )
-        if self.disk_quota_gb is not None and not self.disk_quota_gb > 0:
-            raise ConfigurationError(
-                f"disk_quota_gb: got {self.disk_quota_gb}, expected a number above 0"
-            )
+        for name in _ABOVE_ZERO:
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ConfigurationError(f"{name}: got {value}, expected a number above 0")
         SamplerSettings.of(self).check()
         if not 0 <= self.port < 65536:
             raise ConfigurationError(f"port: got {self.port}, expected 0 to 65535")
@@ -149,13 +140,13 @@ async def main(config: Config) -> None:
         from tinker_cookbook.server.image_sources import ImageSources
         from tinker_cookbook.server.keys import KEYS_FILE, KeyFile, keys_of_environment
         from tinker_cookbook.server.metrics import count_sample
-        from tinker_cookbook.server.request_log import AccessLog
+        from tinker_cookbook.server.request_log import RequestLog
         from tinker_cookbook.server.state import ServerState
     except ImportError as error:
         raise BackendError(f"the server needs {error.name}: {install_command('server')}") from error
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    # Files of the server (checkpoints, keys, list of open runs) are readable only by its user.
+    # Files of the server (checkpoints, keys, logs) are readable only by its user.
     os.umask(0o077)
     root = home_dir() if config.root is None else Path(config.root).expanduser()
     images = ImageSources(_split(config.image_sources))
@@ -176,23 +167,22 @@ async def main(config: Config) -> None:
         shard_base=config.shard_base,
     )
     try:
+        lines = []
         sampler = engine.use_sampler(SamplerSettings.of(config))
-        sizes = {}
         for name in config.models:
             folder = Path(engine.resolve(name).folder)
             await asyncio.wrap_future(engine.submit(engine.base_model, name))
-            sizes[name] = size_text(weights_bytes(folder, engine.choice.dtype, engine.base_dtype))
-        folder, limit = root / "server", config.max_queued_samples
-        seconds = config.session_seconds
-        state = ServerState(engine, config.models, keys, seconds, folder, limit, images)
+            size = weights_bytes(folder, engine.choice.dtype, engine.base_dtype)
+            lines.append(f"model        {name}, {size_text(size)}")
+        lines.append(f"sampler      {sampler.removeprefix('sampler: ')}")
+        limits = config.session_seconds, config.max_queued_samples
+        state = ServerState(engine, config.models, keys, *limits, images)
         engine.on_sample_end = count_sample
-        app = make_app(
-            state,
-            config.max_request_mb << 20,
-            AccessLog(config.access_log, folder / "access.log"),
+        log = RequestLog(config.access_log, root / "server" / "access.log")
+        app = make_app(state, config.max_request_mb << 20, log)
+        await serve(
+            app, listener, partial(_print_start, config, listener, state, lines, new_owners)
         )
-        print_start = partial(_print_start, config, listener, state, sizes, new_owners, sampler)
-        await serve(app, state, listener, print_start)
     finally:
         engine.close()
         listener.close()
@@ -222,67 +212,45 @@ def _print_start(
     config: Config,
     listener: socket.socket,
     state: ServerState,
-    sizes: dict[str, str],
+    models: list[str],
     new_owners: list[str],
-    sampler: str,
 ) -> None:
-    from tinker_cookbook.engine.devices import free_memory_bytes
+    """Prints what is served, and how a client gets a key.
 
+    Output often becomes a log that others read, so no key is in it. Sweeps parse the lines
+    ``serving``, ``keys`` and ``device``.
+    """
+    from tinker_cookbook.engine.devices import free_memory_bytes
+    from tinker_cookbook.server.keys import ENVIRONMENT
+
+    # The port that was bound, since port=0 lets the system choose one.
     address, port = listener.getsockname()[:2]
     url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
-    choice, keys = state.engine.choice, state.keys
-    # The URL shows the port that was bound, since port=0 lets the system choose one. Sweeps parse
-    # the lines ``serving``, ``keys`` and ``device``.
-    lines = [f"serving      {url}"]
-    lines += [f"model        {name}, {size}" for name, size in sizes.items()]
-    lines += [
+    choice, keys, where = state.engine.choice, state.keys, ENVIRONMENT
+    if keys.fixed is None:
+        where = f"{keys.path}, for your user only (mode 600); a key is renewed by deleting it there"
+    lines = [
+        f"serving      {url}",
+        *models,
         f"device       {choice.device}, {str(choice.dtype).removeprefix('torch.')}; "
         f"{free_memory_bytes(choice.device) / 2**30:.1f} GiB free",
-        f"sampler      {sampler.removeprefix('sampler: ')}",
-        *_key_lines(config, keys, new_owners, url),
+        f"keys         of {', '.join(keys.names)} in {where}",
     ]
+    if new_owners:
+        lines.append(f"new keys     of {', '.join(new_owners)}")
+    if keys.fixed is None:
+        python = getattr(sys, "orig_argv", ["python"])[0]
+        command = [python, "-m", "tinker_cookbook.server.keys", f"owner={keys.names[0]}"]
+        if config.key_file or config.root:
+            command.append(f"key_file={keys.path.absolute()}")
+        key = f"$({shlex.join(command)})"
+        lines.append(f"    export TINKER_BASE_URL={url} TINKER_API_KEY={key}")
     if (count := state.engine.processes) > 1:
         lines.append(f"processes    {count} of torchrun; each trains a part of every batch")
     lines.append(f"chat page    {url}/")
-    # Runs that the last process had in memory when it crashed; a normal stop empties the list.
-    if interrupted := state.interrupted:
-        lines += [
-            f"cut          {len(interrupted)} runs were open when the last server process ended:"
-        ]
-        lines += [f"    {run}" for run in interrupted[:20]]
-        lines += ["    their checkpoints are kept; start them again to continue from the last"]
     if config.host not in ("127.0.0.1", "::1", "localhost"):
-        lines += ["open         to other machines, unencrypted: put a TLS proxy in front"]
+        lines.append("open         to other machines, unencrypted: put a TLS proxy in front")
     print("\n".join(lines), flush=True)
-
-
-def _key_lines(config: Config, keys: KeyFile, new_owners: list[str], url: str) -> list[str]:
-    """Returns the lines about the keys: where they are, and how a client gets one.
-
-    Output often becomes a log that others read, so the keys are in it only on request.
-    """
-    from tinker_cookbook.server.keys import ENVIRONMENT
-
-    names, where = ", ".join(keys.names), ENVIRONMENT
-    if keys.fixed is None:
-        path, home = keys.path, Path.home()
-        where = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
-        where += ", for your user only (mode 600); a key is renewed by deleting it there"
-    lines = [f"keys         of {names} in {where}"]
-    if new_owners:
-        lines.append(f"new keys     of {', '.join(new_owners)}")
-    if config.print_keys:
-        found = {name: keys.key_of(name) for name in keys.names}
-    elif keys.fixed is None:
-        name, python = keys.names[0], getattr(sys, "orig_argv", ["python"])[0]
-        command = [python, "-m", "tinker_cookbook.server.keys", f"owner={name}"]
-        if config.key_file or config.root:
-            command.append(f"key_file={keys.path.absolute()}")
-        found = {name: f"$({shlex.join(command)})"}
-    else:
-        found = {}
-    lines += [f"    export TINKER_BASE_URL={url} TINKER_API_KEY={key}" for key in found.values()]
-    return lines
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
-"""Access to the server: the API key, limits on bodies and idle connections, and dependencies.
+"""Access to the server: the API key, the log of requests, idle connections, and dependencies.
 
 FastAPI reads and parses a body before it calls a route's dependencies. A key check in a dependency
 is too late: anyone could make the server read and parse a body of any size. So an ASGI
-middleware checks the key first.
+middleware checks the key first. Routes read bodies by ``bodies.read_body``, which bounds them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import math
+import time
 from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Annotated, Any
@@ -19,9 +17,9 @@ import uvicorn
 from fastapi import Depends, HTTPException, Request, Response
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tinker_cookbook.server import page
-from tinker_cookbook.server.errors import body_too_large
 from tinker_cookbook.server.keys import TOKEN_PREFIX, ApiUser, KeyFile
 from tinker_cookbook.server.state import ServerState
 
@@ -30,61 +28,40 @@ IDLE_SECONDS = 20.0
 # Maximum size of request line and headers. More than uvloop reads at once, since a body may follow.
 MAX_HEAD_BYTES = 512 << 10
 
-# The chat page contains nothing secret, and has a field for the key.
-OPEN_PATHS = frozenset({"/healthz", "/api/v1/healthz", *page.FILES})
+# Pages that contain nothing secret; the chat page has a field for the key.
+OPEN_PATHS = frozenset({"/healthz", "/api/v1/healthz", "/docs", "/openapi.json", *page.FILES})
 # Paths with a signature instead of a key; the route checks the signature.
 SIGNED_PREFIX = "/api/v1/files/"
-# Routes that bound the body themselves, because they need the first bytes of a refused one.
-PASS_PATHS = frozenset({"/api/v1/forward", "/api/v1/forward_backward"})
-# Pages for browsers, which prompt for the key if the response names the ``Basic`` scheme.
-BROWSER_PATHS = frozenset({"/docs", "/openapi.json"})
 
 
 class AccessMiddleware:
-    """ASGI middleware that answers 401 before a body is read, bounds the body, and answers errors
-    that have no handler.
+    """ASGI middleware that answers 401 before a body is read, ends bodies that stop arriving,
+    answers errors that have no handler, and records each request.
 
     Routes find the owner in ``request.state.owner``. ``refuse`` creates the response from an error
-    and the request's path.
+    and the request's path. ``record`` gets the scope, the status and the seconds of each request.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         keys: KeyFile,
-        max_bytes: int,
         refuse: Callable[[Exception, str], Response],
+        record: Callable[[Scope, int, float], None],
     ) -> None:
-        self._app, self._keys, self._max_bytes, self._refuse = app, keys, max_bytes, refuse
+        self._app, self._keys, self._refuse, self._record = app, keys, refuse, record
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = Request(scope)
-        path = request.url.path
-        # Check the key first, so that a caller without one cannot make the server read a body.
-        if path not in OPEN_PATHS and not path.startswith(SIGNED_PREFIX):
-            key = key_of(request)
-            owner = self._keys.owner_of(key) if key else None
-            if owner is None:
-                await self._refuse(unauthorized(key, path), path)(scope, receive, send)
-                return
-            request.state.owner = owner
-        max_bytes = math.inf if path in PASS_PATHS else self._max_bytes
-        # A body with a too large declared size is refused without reading it.
-        declared = request.headers.get("content-length", "")
-        # Twenty digits are enough for any size; Python refuses to parse very long numbers.
-        if declared.isdecimal() and int(declared[:20]) > max_bytes:
-            error = HTTPException(413, str(body_too_large(self._max_bytes)))
-            await self._refuse(error, path)(scope, receive, send)
-            return
-        size, ended, timed_out = 0, False, False
+        request, start = Request(scope), time.perf_counter()
+        path, status = request.url.path, 0
+        ended = timed_out = False
 
-        # Raises HTTPException, since FastAPI turns every other error of a body into a bare 400.
-        async def bounded_receive() -> Message:
-            nonlocal size, ended, timed_out
+        async def timed_receive() -> Message:
+            nonlocal ended, timed_out
             if ended:  # after the body only a disconnect can follow
                 return await receive()
             try:
@@ -92,72 +69,55 @@ class AccessMiddleware:
                     message = await receive()
             except TimeoutError:
                 timed_out = True
-                raise HTTPException(
-                    408,
-                    f"body: no data for {IDLE_SECONDS:g} s before its end; send it again",
-                ) from None
-            # A body may be larger than its declared size, or declare none.
+                problem = f"body: no data for {IDLE_SECONDS:g} s before its end; send it again"
+                raise HTTPException(408, problem) from None
             ended = not message.get("more_body", False)
-            size += len(message.get("body", b""))
-            if size > max_bytes:
-                raise HTTPException(413, str(body_too_large(self._max_bytes)))
             return message
 
-        started = False
-
-        async def closing_send(message: Message) -> None:
-            nonlocal started
-            started = True
-            # After the response to an incomplete body, the connection cannot be reused.
-            if timed_out and message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["connection"] = "close"
+        async def noting_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                # After the response to an incomplete body, the connection cannot be reused.
+                if timed_out:
+                    MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
         try:
-            await self._app(scope, bounded_receive, closing_send)
+            if path not in OPEN_PATHS and not path.startswith(SIGNED_PREFIX):
+                key = key_of(request)
+                request.state.owner = self._keys.owner_of(key)
+                if request.state.owner is None:
+                    raise unauthorized(key)
+            await self._app(scope, timed_receive, noting_send)
         except Exception as error:
             # uvicorn closes the connection of an error that reaches it, without telling the client,
             # whose next request on it then fails.
-            if started:
+            if status:
                 raise
-            await self._refuse(error, path)(scope, receive, closing_send)
+            await self._refuse(error, path)(scope, receive, noting_send)
+        finally:
+            # Without a response, the client has disconnected (499, as in nginx).
+            self._record(scope, status or 499, time.perf_counter() - start)
 
 
 def key_of(request: Request) -> str:
-    """Returns the key in ``X-API-Key`` or ``Authorization: Bearer``; empty if there is none.
-
-    Pages for browsers also accept it as the password of ``Authorization: Basic``. Other paths
-    do not, because browsers add such passwords to requests of other sites.
-    """
-    key = request.headers.get("x-api-key", "")
-    if key:
-        return key
+    """Returns the key in ``X-API-Key`` or ``Authorization: Bearer``; empty if there is none."""
     scheme, _, value = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return value.strip()
-    if scheme.lower() == "basic" and request.url.path in BROWSER_PATHS:
-        try:
-            text = base64.b64decode(value.strip(), validate=True).decode()
-        except (binascii.Error, ValueError):
-            return ""
-        return text.partition(":")[2]
-    return ""
+    bearer = value.strip() if scheme.lower() == "bearer" else ""
+    return request.headers.get("x-api-key") or bearer
 
 
-def unauthorized(key: str, path: str = "") -> HTTPException:
+def unauthorized(key: str) -> HTTPException:
     """Returns the 401 for a missing or unknown key."""
-    challenge = None
-    if path in BROWSER_PATHS:
-        challenge = {"WWW-Authenticate": 'Basic realm="tinker_cookbook: the key as password"'}
-    elif key.startswith(TOKEN_PREFIX):
-        # If its token has expired, a client requests a new one and repeats the request.
-        challenge = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
+    # If its token has expired, a client requests a new one and repeats the request.
+    expired = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
     return HTTPException(
         401,
         "TINKER_API_KEY: "
         + ("none was sent" if not key else "the key is not one of this server's")
         + "; the server prints the path of its keys at its start",
-        challenge,
+        expired if key.startswith(TOKEN_PREFIX) else None,
     )
 
 
@@ -170,11 +130,8 @@ async def state_of(request: Request) -> ServerState:
 
 
 async def owner_of(request: Request) -> ApiUser:
-    """Returns the owner found by the middleware; raises a 401 if there is none."""
-    owner = getattr(request.state, "owner", None)
-    if owner is None:
-        raise unauthorized(key_of(request))
-    return owner
+    """Returns the owner found by the middleware."""
+    return request.state.owner
 
 
 StateDep = Annotated[ServerState, Depends(state_of)]
@@ -191,38 +148,30 @@ def is_same_machine(request: Request) -> bool:
         return False
 
 
-try:
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-except ImportError:  # uvicorn then uses h11, which bounds heads itself
-    HTTP_PROTOCOL: type[asyncio.Protocol] | str = "auto"
-else:
+class BoundedHeadProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol with a limit of ``MAX_HEAD_BYTES`` for the head of a request."""
 
-    class BoundedHeadProtocol(HttpToolsProtocol):
-        """uvicorn's HTTP protocol with a limit of ``MAX_HEAD_BYTES`` for the head of a request."""
+    _head: int | None = 0
+    """Bytes of the head so far; None after its end."""
 
-        _head: int | None = 0
-        """Bytes of the head so far; None after its end."""
+    def data_received(self, data: bytes) -> None:
+        """Parses received data."""
+        if self._head is not None:
+            self._head += len(data)
+            if self._head > MAX_HEAD_BYTES:
+                self.send_400_response("The head of the request is too large.")
+                return
+        super().data_received(data)
 
-        def data_received(self, data: bytes) -> None:
-            """Parses received data."""
-            if self._head is not None:
-                self._head += len(data)
-                if self._head > MAX_HEAD_BYTES:
-                    self.send_400_response("The head of the request is too large.")
-                    return
-            super().data_received(data)
+    def on_message_begin(self) -> None:
+        """Called at the start of a request's head."""
+        self._head = 0
+        super().on_message_begin()
 
-        def on_message_begin(self) -> None:
-            """Called at the start of a request's head."""
-            self._head = 0
-            super().on_message_begin()
-
-        def on_headers_complete(self) -> None:
-            """Called at the end of a request's head."""
-            self._head = None
-            super().on_headers_complete()
-
-    HTTP_PROTOCOL = BoundedHeadProtocol
+    def on_headers_complete(self) -> None:
+        """Called at the end of a request's head."""
+        self._head = None
+        super().on_headers_complete()
 
 
 class IdleConnections:

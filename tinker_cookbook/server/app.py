@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -25,7 +26,7 @@ from tinker_cookbook.server import (
     rest_routes,
     sampling_routes,
 )
-from tinker_cookbook.server.access import HTTP_PROTOCOL, AccessMiddleware, IdleConnections
+from tinker_cookbook.server.access import AccessMiddleware, BoundedHeadProtocol, IdleConnections
 from tinker_cookbook.server.bodies import Json
 from tinker_cookbook.server.errors import (
     SERVER_FAILED,
@@ -36,6 +37,7 @@ from tinker_cookbook.server.errors import (
 )
 from tinker_cookbook.server.metrics import count_error
 from tinker_cookbook.server.openai.generate import GenerateBody
+from tinker_cookbook.server.openai.models import ModelLoader
 from tinker_cookbook.server.openai.protocol import (
     ApiError,
     ChatBody,
@@ -43,26 +45,25 @@ from tinker_cookbook.server.openai.protocol import (
     ResponsesBody,
     as_api_error,
 )
-from tinker_cookbook.server.request_log import AccessLog, RequestLog
+from tinker_cookbook.server.request_log import RequestLog
 from tinker_cookbook.server.state import ServerState
 
 logger = logging.getLogger(__name__)
 
 
-def make_app(state: ServerState, max_request_bytes: int, log: AccessLog | None = None) -> FastAPI:
-    """Builds the ASGI application, which closes ``state`` at its end; ``log``: the access log."""
+def make_app(state: ServerState, max_request_bytes: int, log: RequestLog | None = None) -> FastAPI:
+    """Builds the ASGI application, which closes ``state`` and ``log`` at its end."""
+    log = log or RequestLog("none", Path())
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        app.openapi()  # kept by FastAPI; the first request that needs it would wait for it
         loops = state.sweep_forever(), state.expire_forever(), state.watch_keys_forever()
         tasks = [asyncio.create_task(loop) for loop in loops]
         yield
         for task in tasks:
             task.cancel()
         state.close()
-        if log is not None:
-            log.close()
+        log.close()
 
     # FastAPI's own page of documentation would run code from a third party's server.
     app = FastAPI(
@@ -74,12 +75,9 @@ def make_app(state: ServerState, max_request_bytes: int, log: AccessLog | None =
     )
     app.state.server = state
     app.state.max_request_bytes = max_request_bytes
+    app.state.openai_loader = ModelLoader(state)
     # The middleware runs before routing, so it also answers requests to unknown addresses.
-    app.add_middleware(
-        AccessMiddleware, keys=state.keys, max_bytes=max_request_bytes, refuse=error_response
-    )
-    # Added last, so it is outermost and counts refused requests too.
-    app.add_middleware(RequestLog, log=log)
+    app.add_middleware(AccessMiddleware, keys=state.keys, refuse=error_response, record=log.add)
     # One handler per class: a handler of Exception would re-raise the error after the response, and
     # the connection would be closed. The middleware answers all other errors.
     for kind in (TinkerCookbookError, ValueError, MemoryError, ApiError, HTTPException):
@@ -89,38 +87,31 @@ def make_app(state: ServerState, max_request_bytes: int, log: AccessLog | None =
     # Routes are matched in this order, so the most frequent ones come first.
     for part in (operation_routes, sampling_routes, rest_routes, openai, page):
         app.include_router(part.router)
-    # These routes read their bodies themselves, so FastAPI cannot document them.
-    of_openai = (ChatBody, CompletionBody, ResponsesBody, GenerateBody)
-    bodies.add_schemas(app, (bodies.JsonPass, bodies.SampleBody, *of_openai))
-
     # Probes and scrapers expect these two without the prefix of an API.
     app.add_api_route("/healthz", rest_routes.healthz)
     app.add_api_route("/metrics", rest_routes.server_metrics, response_model=None)
+    # These routes read their bodies themselves, so FastAPI cannot document them.
+    of_openai = (ChatBody, CompletionBody, ResponsesBody, GenerateBody)
+    bodies.add_schemas(app, (bodies.SampleBody, *of_openai))
     return app
 
 
-async def serve(
-    app: FastAPI, state: ServerState, listener: socket.socket, on_start: Callable[[], None]
-) -> None:
+async def serve(app: FastAPI, listener: socket.socket, on_start: Callable[[], None]) -> None:
     """Serves until a signal arrives; a second one does not wait for the running operation.
 
-    Args:
-        app: The application of ``state``.
-        state: The server's state, closed at the end.
-        listener: A bound socket. It starts to listen after the signal handlers are in place, so
-            a client that can connect can also rely on an orderly stop.
-        on_start: Called when connections are accepted.
+    ``listener`` is a bound socket. It starts to listen after the signal handlers are in place, so a
+    client that can connect can also rely on an orderly stop. ``on_start`` is called then.
     """
     settings = uvicorn.Config(
         app,
-        http=HTTP_PROTOCOL,
+        http=BoundedHeadProtocol,
         ws="none",
         log_level="warning",
         access_log=False,
         # Slightly longer than the longest poll, so that each poll can return its result.
         timeout_graceful_shutdown=round(operation_routes.LONG_POLL_SECONDS) + 5,
     )
-    server = _Server(settings, state, on_start)
+    server = _Server(settings, app.state.server, on_start)
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it is done
         signal.signal(number, lambda *_: None)
     checking = asyncio.create_task(IdleConnections(server).check_forever())
@@ -152,25 +143,27 @@ class _Server(uvicorn.Server):
 
 def error_response(error: Exception, path: str) -> JSONResponse:
     """Returns the error response in the format of the path's API."""
-    known = isinstance(error, HTTPException)
-    status = error.status_code if known else status_of(error)
-    detail = error.detail if known else str(error)
+    headers = None
+    if isinstance(error, HTTPException):
+        status, detail, headers = error.status_code, error.detail, error.headers
+    else:
+        status, detail = status_of(error), str(error)
     if isinstance(error, MemoryError):
         detail = memory_full_message(error)
+    body: Json = {"detail": detail}
     # OpenAI clients expect another error format than the Tinker SDK.
-    of_openai = isinstance(error, ApiError) or path.startswith(openai.ERROR_PREFIXES)
-    api_error = as_api_error(error) if of_openai else None
-    if api_error is not None:
-        status = api_error.status
+    if isinstance(error, ApiError) or path.startswith(openai.ERROR_PREFIXES):
+        api_error = as_api_error(error)
+        status, body = api_error.status, api_error.body()
     count_error(error, "server" if status >= 500 else "user")
-    if status >= 500:  # the text may contain paths of this machine
-        detail = SERVER_FAILED
+    if status >= 500:
         logger.error("%s", path, exc_info=error)
-    body: Json = {"detail": detail} if api_error is None else api_error.body()
+        if "detail" in body:  # the text may contain paths of this machine
+            body["detail"] = SERVER_FAILED
     if isinstance(error, SessionEndedError):
         body["code"] = error.code  # a training loop can continue from its last checkpoint
-    # Seconds after which a client retries a request that found the queue full.
-    headers = error.headers if known else {"Retry-After": "1"} if status == 429 else None
+    if status == 429:  # seconds after which a client retries
+        headers = {"Retry-After": "1"}
     return JSONResponse(body, status, headers)
 
 
@@ -179,14 +172,14 @@ async def _handle_error(request: Request, error: Exception) -> JSONResponse:
     # The router raises 405 and 404 without a reason. Clients do not retry these.
     if isinstance(error, HTTPException) and error.status_code == 405:
         allowed = (error.headers or {}).get("Allow")
-        where = f"{request.method} {path}: this path exists"
-        error = HTTPException(405, f"{where} for {allowed} only", error.headers)
+        problem = f"{request.method} {path}: this path exists for {allowed} only"
+        error = HTTPException(405, problem, error.headers)
     elif isinstance(error, HTTPException) and error.status_code == 404:
-        problem = f"{request.method} {path}: this server has no such path; "
-        error = NotFoundError(f"{problem}/docs lists them")
-        # A client of OpenAI's API with a wrong base URL shows only errors in OpenAI's format.
-        if not path.startswith("/api/"):
-            known = "GET models, POST completions, POST chat/completions and POST responses"
-            problem += f"the OpenAI API is at {openai.ROOT_PREFIX} ({known}); /docs lists all paths"
+        problem = f"{request.method} {path}: this server has no such path; /docs lists all"
+        if path.startswith("/api/"):
+            error = NotFoundError(f"{problem}. The hosted service has more (projects, billing, …)")
+        else:
+            # A client of OpenAI's API with a wrong base URL shows only errors in OpenAI's format.
+            problem += f". The OpenAI API is at {openai.ROOT_PREFIX}"
             error = ApiError(problem, status=404, code="unknown_url")
     return error_response(error, path)

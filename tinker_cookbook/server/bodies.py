@@ -2,28 +2,28 @@
 
 Unknown fields are ignored, because newer SDKs send more. Parsing JSON holds the GIL, even in a
 thread, and its time depends on the number of lists and objects rather than on the bytes. So
-that number is limited too, and counted before the body is parsed.
+that number is limited too in large bodies, and counted before the body is parsed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-import numpy as np
 import torch
 from fastapi import Body as BodyField
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import models_json_schema
+from pydantic_core import from_json
 
 from tinker_cookbook.engine.devices import free_memory_bytes
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.server.errors import BodyTooLargeError, body_too_large
+from tinker_cookbook.server.errors import body_too_large
 
 T = TypeVar("T")
 Json: TypeAlias = dict[str, Any]
@@ -32,12 +32,9 @@ Json: TypeAlias = dict[str, Any]
 SMALL_BYTES = 1 << 16
 # Maximum size of a body without tokens: ids, names, settings, metadata.
 MAX_CONTROL_BYTES = 1 << 20
-# Maximum number of lists and objects in a body, without and with tokens. A datum has about ten.
-MAX_CONTROL_CONTAINERS = 20_000
-MAX_DATA_CONTAINERS = 200_000
-# Maximum nesting of lists and objects in bodies that are stored and returned.
-MAX_DEPTH = 100
-# Bytes at the start of a pass, and at its end, that contain its model and sequence id.
+# Maximum number of lists and objects in a body with tokens.
+MAX_CONTAINERS = 200_000
+# Bytes at the start of a pass that contain its model and sequence id.
 HEAD_BYTES = 1024
 # Peak memory of a request as a multiple of its body's size: pieces, body, message, arrays.
 _MEMORY_FACTOR = 6
@@ -202,28 +199,6 @@ class SampleBody(Body):
     prompt_logprobs_last_n: Annotated[int, Field(ge=0)] | None = None
 
 
-class JsonDatum(Body):
-    """Training datum."""
-
-    model_input: Prompt
-    loss_fn_inputs: dict[str, Tensor]
-
-
-class PassInput(Body):
-    """Input of a forward pass."""
-
-    data: list[JsonDatum]
-    loss_fn: str
-    loss_fn_config: dict[str, float | str] | None = None
-
-
-class JsonPass(Operation):
-    """Forward pass in JSON, which SDKs before 0.25 send."""
-
-    forward_backward_input: PassInput | None = None
-    forward_input: PassInput | None = None
-
-
 class JsonRoute(APIRoute):
     """Route with a small JSON body, read here within limits and parsed by FastAPI."""
 
@@ -236,15 +211,15 @@ class JsonRoute(APIRoute):
         async def handle(request: Request) -> Response:
             # Ids, names and settings are small; only bodies with tokens need the larger limit.
             limit = min(MAX_CONTROL_BYTES, request.app.state.max_request_bytes)
+            # Starlette's caches, which FastAPI reads.
+            request._body = await read_body(request, limit)
             try:
-                body = await read_body(request, limit)
-            except BodyTooLargeError:
-                raise HTTPException(
-                    413, f"body: got more than {limit >> 10} KiB, the limit of this path"
-                ) from None
-            check_containers(body, MAX_CONTROL_CONTAINERS, MAX_DEPTH)
-            check_text(body)
-            request._body = body  # Starlette's cache, which FastAPI reads
+                # Limits the depth, and refuses halves of characters, which could be stored but not
+                # sent.
+                request._json = from_json(request._body or b"null")
+            except ValueError as error:
+                problem = {"type": "json_invalid", "loc": ("body",), "msg": f"JSON: {error}"}
+                raise RequestValidationError([problem]) from error
             return await handler(request)
 
         return handle
@@ -261,51 +236,16 @@ async def read_json(request: Request, parse: Callable[[bytes], T]) -> T:
         return parse(body)
 
     def work() -> T:
-        check_containers(body, MAX_DATA_CONTAINERS)
+        # Excluding brackets in strings is slower, so only where they would exceed the limit.
+        if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
+            bare = _STRING.sub(b"", body)
+            if (count := bare.count(b"[") + bare.count(b"{")) > MAX_CONTAINERS:
+                raise DataValidationError(
+                    f"body: got {count} lists and objects, expected at most {MAX_CONTAINERS}"
+                )
         return parse(body)
 
     return await asyncio.to_thread(work)
-
-
-def check_containers(body: bytes, most: int, max_depth: int | None = None) -> None:
-    """Raises ``DataValidationError`` for too many, or too deeply nested, lists and objects."""
-    # Counts brackets in strings too, so the result is an upper bound, also of the depth.
-    if body.count(b"[") + body.count(b"{") <= (max_depth or most):
-        return
-    # Only above the limit, exclude brackets in strings, which is slower.
-    bare = _STRING.sub(b"", body)
-    count = bare.count(b"[") + bare.count(b"{")
-    if count > most:
-        raise DataValidationError(
-            f"body: got {count} lists and objects, expected at most {most} in one request"
-        )
-    # The running sum of opening minus closing brackets is the depth at each byte.
-    if max_depth is not None:
-        codes = np.frombuffer(bare, dtype=np.uint8)
-        steps = np.isin(codes, list(b"[{")).astype(int) - np.isin(codes, list(b"]}"))
-        if steps.cumsum().max(initial=0) > max_depth:
-            raise DataValidationError(
-                f"body: lists and objects are nested more than {max_depth} deep"
-            )
-
-
-def check_text(body: bytes) -> None:
-    """Raises ``RequestValidationError`` if a text of a JSON body has a lone surrogate.
-
-    It could be stored, but a response that contains it could not be sent.
-    """
-    if b"\\" not in body and body.isascii():
-        return
-    try:
-        parsed = json.loads(body)
-    except ValueError:
-        return  # FastAPI reports it
-    try:
-        json.dumps(parsed, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        message = f"not valid Unicode text: {error.object[error.start]!r} is half of a character"
-        problem = {"type": "string_unicode", "loc": ("body",), "msg": message}
-        raise RequestValidationError([problem], body=parsed) from error
 
 
 async def read_body(request: Request, limit: int, head: bytearray | None = None) -> bytes:
@@ -324,9 +264,12 @@ async def read_body(request: Request, limit: int, head: bytearray | None = None)
     # With a declared size, a client gets the error before it has sent the body.
     if declared > limit and head is None:
         raise body_too_large(limit)
-    # Check by allocating in one piece, before other requests run out of memory.
-    shortage = _memory_shortage(_MEMORY_FACTOR * declared) if declared > MAX_CONTROL_BYTES else ""
-    pieces, size = [], 0
+    pieces, size, shortage = [], 0, ""
+    # Before the body takes the memory that other requests need.
+    if declared > MAX_CONTROL_BYTES:
+        needed, free = _MEMORY_FACTOR * declared, free_memory_bytes(torch.device("cpu"))
+        if needed > free:
+            shortage = f"reading it takes up to {needed >> 20} MiB, and {free >> 20} are free"
     async for piece in request.stream():
         size += len(piece)
         if head is not None:
@@ -342,19 +285,6 @@ async def read_body(request: Request, limit: int, head: bytearray | None = None)
     return b"".join(pieces)
 
 
-def _memory_shortage(size: int) -> str:
-    """Returns why ``size`` bytes are not available; empty if they are."""
-    needed = f"reading the request takes up to {size >> 20} MiB"
-    free = free_memory_bytes(torch.device("cpu"))
-    if size > free:
-        return f"{needed}, and {free >> 20} are free"
-    try:
-        np.empty(size, dtype=np.uint8)  # only an allocation tests the limits of the process
-    except MemoryError:
-        return f"{needed}, more than this process may allocate"
-    return ""
-
-
 def json_body_schema(model: type[BaseModel]) -> Json:
     """Returns ``openapi_extra`` for a route that parses ``model`` itself; see ``add_schemas``."""
     schema = {"$ref": _REF.format(model=model.__name__)}
@@ -363,16 +293,6 @@ def json_body_schema(model: type[BaseModel]) -> Json:
 
 def add_schemas(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
     """Adds the models of :func:`json_body_schema` to the app's OpenAPI document."""
-    original = app.openapi
-
-    # FastAPI documents only the bodies that it parses itself.
-    def openapi() -> Json:
-        document = original()
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        for model in models:
-            schema = model.model_json_schema(ref_template=_REF)
-            schemas.update(schema.pop("$defs", {}))
-            schemas[model.__name__] = schema
-        return document
-
-    app.openapi = openapi
+    # FastAPI documents only the bodies that it parses itself, and keeps the document.
+    _, found = models_json_schema([(one, "validation") for one in models], ref_template=_REF)
+    app.openapi()["components"]["schemas"].update(found["$defs"])

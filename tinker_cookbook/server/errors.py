@@ -39,8 +39,8 @@ class BodyTooLargeError(BackendError):
 def body_too_large(limit: int) -> BodyTooLargeError:
     """Returns the error for a body of more than ``limit`` bytes."""
     return BodyTooLargeError(
-        f"body: got more than {limit >> 20} MiB, the largest request that this server accepts "
-        "(max_request_mb=); send fewer datums per request"
+        f"body: got more than {limit >> 20} MiB, the largest that this path accepts (data: "
+        "max_request_mb=); send fewer datums per request"
     )
 
 

@@ -15,14 +15,7 @@ import ssl
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from ipaddress import (
-    IPv4Address,
-    IPv4Network,
-    IPv6Address,
-    IPv6Network,
-    ip_address,
-    ip_network,
-)
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -64,15 +57,14 @@ class ImageSources:
         self._networks: list[IPv4Network | IPv6Network] = []
         for source in allowed:
             if source.startswith(("/", "~")):
-                self._folders.append(_folder(source))
+                self._folders.append(Path(source).expanduser().resolve())
+                if not self._folders[-1].is_dir():
+                    raise ConfigurationError(f"image_sources: got {source!r}, which is no folder")
             elif "/" in source or _literal(source) is not None:
                 try:
                     self._networks.append(ip_network(source))
                 except ValueError as error:
-                    raise ConfigurationError(
-                        f"image_sources: got {source!r}, expected host names, *, networks such as "
-                        f"10.1.0.0/16, or absolute paths of folders ({error})"
-                    ) from error
+                    raise ConfigurationError(f"image_sources: got {source!r}: {error}") from error
             else:
                 self._hosts.add(source.lower())
         self._slots = asyncio.Semaphore(_AT_ONCE)
@@ -85,7 +77,16 @@ class ImageSources:
         ``budget`` are the bytes that the images of the request may still have. Raises
         ``DataValidationError``, which begins with ``where``.
         """
-        data = await self._read(location, where)
+        loop = asyncio.get_running_loop()
+        try:
+            if location.startswith("data:"):
+                data = await asyncio.to_thread(read_media, location)
+            elif "://" in location and not location.startswith("file:"):
+                data = await self._fetch(location)
+            else:
+                data = await loop.run_in_executor(self._threads, self._read_file, location)
+        except ValueError as error:
+            raise DataValidationError(f"{where}: {error}") from error
         if len(data) > budget:
             raise DataValidationError(
                 f"{where}: the images of the request are larger than max_request_mb= of this "
@@ -93,56 +94,47 @@ class ImageSources:
             )
         return data
 
-    async def _read(self, location: str, where: str) -> bytes:
-        if location.startswith("data:"):
-            try:
-                return await asyncio.to_thread(read_media, location)
-            except DataFormatError as error:
-                raise DataValidationError(f"{where}: {error}") from error
-        url, file = _parsed(location, where)
-        if url is None:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, self._read_file, file, where)
+    async def _fetch(self, location: str) -> bytes:
+        host = ""
         try:
+            url = httpx.URL(location)
             async with self._slots, asyncio.timeout(SECONDS):
-                return await self._fetch(url, where)
+                for _ in range(_REDIRECTS + 1):
+                    host = url.host
+                    found = await self._get_from_any(url)
+                    if isinstance(found, bytes):
+                        return found
+                    url = found
         except TimeoutError:
-            problem = f"{where}: {url.host} did not send the whole image within {SECONDS:g} s"
-            raise DataValidationError(problem) from None
+            problem = f"{host} did not send the whole image within {SECONDS:g} s"
+            raise DataFormatError(problem) from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
             # Without the error's text, which may name addresses of this network.
-            problem = f"{where}: {url.host} cannot be read ({type(error).__name__})"
-            raise DataValidationError(f"{problem}; send the image as a data URL") from error
+            problem = f"{host or 'the address'} cannot be read ({type(error).__name__})"
+            raise DataFormatError(f"{problem}; send the image as a data URL") from error
+        raise DataFormatError(f"got more than {_REDIRECTS} redirects")
 
-    async def _fetch(self, url: httpx.URL, where: str) -> bytes:
-        for _ in range(_REDIRECTS + 1):
-            found = await self._get_from_any(url, where)
-            if isinstance(found, bytes):
-                return found
-            url = found
-        raise DataValidationError(f"{where}: got more than {_REDIRECTS} redirects")
-
-    async def _get_from_any(self, url: httpx.URL, where: str) -> bytes | httpx.URL:
-        *others, last = await self._addresses(url, where)
+    async def _get_from_any(self, url: httpx.URL) -> bytes | httpx.URL:
+        *others, last = await self._addresses(url)
         for address in others:
             with contextlib.suppress(httpx.ConnectError):
-                return await self._get(url, address, where)
-        return await self._get(url, last, where)
+                return await _get(url, address)
+        return await _get(url, last)
 
-    async def _addresses(self, url: httpx.URL, where: str) -> list[Address]:
-        """Resolves the host of ``url``; raises ``DataValidationError`` if it is not allowed."""
+    async def _addresses(self, url: httpx.URL) -> list[Address]:
+        """Resolves the host of ``url``; raises ``DataFormatError`` if it is not allowed."""
         if url.scheme not in ("http", "https") or not url.host or url.userinfo:
-            raise DataValidationError(
-                f"{where}: got an address of the scheme {url.scheme!r}, expected http://HOST/… or "
+            raise DataFormatError(
+                f"got an address of the scheme {url.scheme!r}, expected http://HOST/… or "
                 "https://HOST/… without a password"
             )
         host = url.raw_host.decode("ascii").lower()
         literal = _literal(host)
         listed = literal is not None and self._in_networks(literal)
         if not (listed or host in self._hosts or "*" in self._hosts):
-            raise DataValidationError(
-                f"{where}: this server does not read images from {host}; send the image as a data "
-                "URL (its operator can allow hosts with image_sources=)"
+            raise DataFormatError(
+                f"this server does not read images from {host}; send the image as a data URL (its "
+                "operator can allow hosts with image_sources=)"
             )
         loop = asyncio.get_running_loop()
         port = url.port or {"http": 80, "https": 443}[url.scheme]
@@ -152,64 +144,55 @@ class ImageSources:
         addresses = [ip_address(entry[4][0]) for entry in found]
         # All of them, since a name may have a public and a private address.
         if not all(is_public(one) or self._in_networks(one) for one in addresses):
-            raise DataValidationError(
-                f"{where}: {host} is an address that is not public, from which this server does "
-                "not read images; send the image as a data URL"
+            raise DataFormatError(
+                f"{host} is an address that is not public, from which this server does not read "
+                "images; send the image as a data URL"
             )
         return addresses
 
-    async def _get(self, url: httpx.URL, address: Address, where: str) -> bytes | httpx.URL:
-        """Returns the body, or where the answer redirects to."""
-        host = url.raw_host.decode("ascii")
-        # No client is shared: a connection's certificate is checked for the name of one host.
-        async with (
-            httpx.AsyncClient(verify=_tls(), trust_env=False, timeout=SECONDS) as client,
-            client.stream(
-                "GET",
-                url.copy_with(host=str(address)),
-                headers={
-                    "Host": url.netloc.decode("ascii"),
-                    "Accept": "image/*",
-                    "Accept-Encoding": "identity",
-                },
-                extensions={"sni_hostname": host},
-            ) as response,
-        ):
-            if response.is_redirect:
-                return url.join(response.headers.get("location", ""))
-            kind = response.headers.get("content-type", "image/").partition(";")[0].lower()
-            if response.status_code != 200:
-                problem = f"got status {response.status_code}, expected 200"
-            elif not kind.startswith("image/") and not kind.endswith("/octet-stream"):
-                problem = f"got content of type {kind[:80]!r}, expected an image"
-            elif response.headers.get("content-encoding", "identity") != "identity":
-                problem = "got compressed content, expected an image as it is"
-            elif (body := await _bounded(response)) is not None:
-                return body
-            else:
-                problem = f"got more than {MAX_BYTES >> 20} MiB, the limit for an image"
-            raise DataValidationError(f"{where}: {problem}, from {host}")
-
-    def _read_file(self, file: Path, where: str) -> bytes:
+    def _read_file(self, location: str) -> bytes:
+        if location.startswith("file:"):
+            location = url2pathname(urlsplit(location).path)
         # Resolved, so that neither ".." nor a link leads out of the folder.
-        try:
-            path = file.resolve()
-        except (OSError, ValueError) as error:
-            raise DataValidationError(f"{where}: is no valid path ({error})") from error
+        path = Path(location).resolve()
         if not any(path.is_relative_to(folder) for folder in self._folders):
-            raise DataValidationError(
-                f"{where}: this server does not read images from this file; send the image itself "
-                "(its operator can allow folders with image_sources=)"
+            raise DataFormatError(
+                "this server does not read images from this file; send the image itself (its "
+                "operator can allow folders with image_sources=)"
             )
-        if not path.is_file():
-            raise DataValidationError(f"{where}: there is no such file on the server")
         try:
             return read_file(path, MAX_BYTES)
         except OSError as error:
-            raise DataValidationError(f"{where}: the file cannot be read: {error}") from error
+            raise DataFormatError(f"the file cannot be read: {error.strerror or error}") from error
 
     def _in_networks(self, address: Address) -> bool:
         return any(_unmapped(address) in network for network in self._networks)
+
+
+async def _get(url: httpx.URL, address: Address) -> bytes | httpx.URL:
+    """Returns the body, or where the answer redirects to."""
+    host = url.raw_host.decode("ascii")
+    names = {"Host": url.netloc.decode("ascii"), "Accept": "image/*", "Accept-Encoding": "identity"}
+    # No client is shared: a connection's certificate is checked for the name of one host.
+    async with (
+        httpx.AsyncClient(verify=_tls(), trust_env=False, timeout=SECONDS) as client,
+        client.stream(
+            "GET",
+            url.copy_with(host=str(address)),
+            headers=names,
+            extensions={"sni_hostname": host},
+        ) as response,
+    ):
+        if response.is_redirect:
+            return url.join(response.headers.get("location", ""))
+        if response.status_code != 200:
+            raise DataFormatError(f"got status {response.status_code}, expected 200, from {host}")
+        body = bytearray()
+        async for piece in response.aiter_raw():
+            body += piece
+            if len(body) > MAX_BYTES:
+                raise DataFormatError(f"got more than {MAX_BYTES >> 20} MiB from {host}")
+        return bytes(body)
 
 
 def is_public(address: Address) -> bool:
@@ -232,37 +215,6 @@ def _literal(host: str) -> Address | None:
         return ip_address(host)
     except ValueError:
         return None
-
-
-def _folder(source: str) -> Path:
-    path = Path(source).expanduser().resolve()
-    if not path.is_dir():
-        raise ConfigurationError(f"image_sources: got {source!r}, which is no folder")
-    return path
-
-
-def _parsed(location: str, where: str) -> tuple[httpx.URL | None, Path]:
-    """Returns the URL, or None and the path of a file."""
-    try:
-        if location.startswith("file:"):
-            return None, Path(url2pathname(urlsplit(location).path))
-        if "://" not in location:
-            return None, Path(location)
-        return httpx.URL(location), Path()
-    except (ValueError, httpx.InvalidURL) as error:
-        raise DataValidationError(f"{where}: is no valid address ({error})") from error
-
-
-async def _bounded(response: httpx.Response) -> bytes | None:
-    """Returns the body; None if it has more than ``MAX_BYTES``."""
-    if int(response.headers.get("content-length") or 0) > MAX_BYTES:
-        return None
-    body = bytearray()
-    async for piece in response.aiter_raw():
-        body += piece
-        if len(body) > MAX_BYTES:
-            return None
-    return bytes(body)
 
 
 @cache

@@ -40,16 +40,19 @@ TOKEN_PREFIX = "eyJ"
 
 _KEY_PREFIX = "tml-"  # the SDK requires this prefix
 _MIN_CHARACTERS = 16  # after the prefix; a shorter key could be guessed
-_USER_PREFIX = "tml:user:"
 
 
-def issue_token(owner: str, key: str, now: float | None = None) -> str:
+def user_urn(owner: str) -> str:
+    """Returns the protocol's name for an owner."""
+    return f"tml:user:{owner}"
+
+
+def issue_token(owner: str, key: str, issued_at: int) -> str:
     """Returns a token for ``owner``, valid for ``TOKEN_SECONDS``.
 
     ``key`` signs the token, so the server stores none: tokens survive a restart and end with the
     key.
     """
-    issued_at = int(time.time() if now is None else now)
     claims = {
         "iss": "tinker_cookbook",
         "sub": user_urn(owner),
@@ -61,31 +64,15 @@ def issue_token(owner: str, key: str, now: float | None = None) -> str:
     return jwt.encode(claims, key, algorithm="HS256")
 
 
-def unverified_owner(token: str) -> str | None:
-    """Returns the owner named in a token, without verifying the signature."""
+def _opens(given: str, owner: str, key: str) -> bool:
+    """Returns whether ``given`` is the owner's ``key``, or a valid token that it has signed."""
+    if not given.startswith(TOKEN_PREFIX):
+        return hmac.compare_digest(given.encode(), key.encode())  # in constant time
     try:
-        subject = jwt.decode(token, options={"verify_signature": False}).get("sub")
-    except (jwt.InvalidTokenError, ValueError, RecursionError):
-        return None
-    return subject.removeprefix(_USER_PREFIX) if isinstance(subject, str) else None
-
-
-def is_valid_token(token: str, key: str, now: float | None = None) -> bool:
-    """Returns whether ``key`` signed the token and it has not expired."""
-    try:
-        # Check the expiry here: PyJWT cannot compare with a given ``now``.
-        claims = jwt.decode(
-            token, key, ["HS256"], {"verify_exp": False, "verify_iat": False, "require": ["exp"]}
-        )
+        claims = jwt.decode(given, key, ["HS256"], {"require": ["exp", "sub"]})
     except (jwt.InvalidTokenError, ValueError, RecursionError):
         return False
-    expires = claims["exp"]
-    return isinstance(expires, int) and expires > (time.time() if now is None else now)
-
-
-def user_urn(owner: str) -> str:
-    """Returns the protocol's name for an owner."""
-    return f"{_USER_PREFIX}{owner}"
+    return claims["sub"] == user_urn(owner)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,33 +111,25 @@ class KeyFile:
         # Names become folder names, so validate them before a key is written.
         for name in names:
             check_name(name, "owner")
-        self._names, new = names, dict[str, str]()
+        self._names = names
         # A complete file may be in a folder that cannot be written, such as a mounted secret.
-        if self.fixed is None and not self._keys.keys() >= set(names):
-            new = self._create(names)
-        with contextlib.suppress(FileNotFoundError):
-            (self.root / "owners").chmod(0o700)  # older servers created it readable for others
-        return new
-
-    def _create(self, names: list[str]) -> dict[str, str]:
+        if self.fixed is not None or self._keys.keys() >= set(names):
+            return {}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock"):  # two servers may start at the same time
-            # Read again under the lock: another server may have written keys.
             keys = read_keys(self.path) if self.path.exists() else self._keys
             missing = [name for name in names if name not in keys]
             new = {name: _KEY_PREFIX + secrets.token_urlsafe(32) for name in missing}
             self._set_keys(keys | new)
             if new:
-                part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
-                # A crashed process with the same id may have left the file, and mode "x" would
-                # fail.
-                part.unlink(missing_ok=True)
-                # Create the file with mode 600, so that others can never read it.
+                part = self.path.with_name(f"{self.path.name}.part")
+                part.unlink(missing_ok=True)  # of a crash
+                # Create the file with mode 600, so that others can never read it, and flush before
+                # the rename: a crash leaves either the old keys or the new ones.
                 with open(part, "x", opener=partial(os.open, mode=0o600)) as file:
                     json.dump(self._keys, file, indent=2)
                     file.flush()
                     os.fsync(file.fileno())
-                # Flush before the rename: a crash leaves either the old keys or the new ones.
                 part.replace(self.path)
             self._stamp = self._file_stamp()
         return new
@@ -171,11 +150,10 @@ class KeyFile:
         return sorted({name for name, _ in before.items() ^ self._keys.items()})
 
     def _file_stamp(self) -> tuple[int, ...] | None:
-        try:
+        with contextlib.suppress(OSError):
             found = self.path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+            return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+        return None
 
     def _set_keys(self, keys: dict[str, str]) -> None:
         from tinker_cookbook.server.owner_store import OwnerStore
@@ -196,17 +174,10 @@ class KeyFile:
 
     def owner_of(self, key: str) -> ApiUser | None:
         """Returns the owner of a key or token; None if it is invalid."""
-        if key.startswith(TOKEN_PREFIX):
-            # A token names its owner; the owner's key verifies it.
-            name = unverified_owner(key)
-            known = self._keys.get(name or "")
-            return self._owners[name] if name and known and is_valid_token(key, known) else None
-        owner = None
-        # Compare all keys in constant time, so that the duration reveals nothing.
         for name, known in self._keys.items():
-            if hmac.compare_digest(known.encode(), key.encode()):
-                owner = self._owners[name]
-        return owner
+            if _opens(key, name, known):
+                return self._owners[name]
+        return None
 
     def owner(self, name: str) -> ApiUser:
         """Returns the owner with this name."""
@@ -218,7 +189,7 @@ class KeyFile:
 
     def token_of(self, owner: ApiUser) -> str:
         """Returns a new token for an owner."""
-        return issue_token(owner.name, self._keys[owner.name])
+        return issue_token(owner.name, self._keys[owner.name], int(time.time()))
 
     @property
     def names(self) -> list[str]:
@@ -239,16 +210,11 @@ def read_keys(path: Path) -> dict[str, str]:
         )
     try:
         keys = json.loads(path.read_bytes())
-        if not isinstance(keys, dict) or not all(
-            isinstance(key, str) and key.startswith(_KEY_PREFIX) for key in keys.values()
-        ):
-            raise ValueError('expected an object of "OWNER": "tml-…"')
-        _check_secrecy(keys)
     except ValueError as error:
-        raise ConfigurationError(
-            f"{path}: cannot be read as a file of keys ({error}). Correct it, or delete it and "
-            "restart the server for new keys"
-        ) from error
+        raise ConfigurationError(f"{path}: is no JSON ({error}); correct or delete it") from error
+    if not isinstance(keys, dict):
+        raise ConfigurationError(f'{path}: expected an object of "OWNER": "tml-…"')
+    _check_keys(keys, str(path))
     for name in keys:
         check_name(name, f"{path}: owner")
     return keys
@@ -259,37 +225,27 @@ def keys_of_environment() -> dict[str, str] | None:
 
     Raises ConfigurationError, whose message has no key.
     """
-    text = os.environ.get(ENVIRONMENT)
-    if not text:
-        return None
-    keys: dict[str, str] = {}
-    for number, part in enumerate(text.split(","), 1):
-        name, _, key = part.strip().partition("=")
-        if not name or name in keys or not key.startswith(_KEY_PREFIX):
-            raise ConfigurationError(
-                f"{ENVIRONMENT}: entry {number} is not OWNER={_KEY_PREFIX}KEY with a new owner; "
-                "expected entries like local=tml-…,ann=tml-…"
-            )
-        keys[name] = key
-    try:
-        _check_secrecy(keys)
-    except ValueError as error:
-        raise ConfigurationError(f"{ENVIRONMENT}: {error}") from error
-    return keys
+    parts = [part.strip() for part in os.environ.get(ENVIRONMENT, "").split(",") if part.strip()]
+    keys = {name: key for name, _, key in (part.partition("=") for part in parts)}
+    if len(keys) < len(parts):
+        raise ConfigurationError(f"{ENVIRONMENT}: an owner is there twice, expected one key each")
+    _check_keys(keys, ENVIRONMENT)
+    return keys or None
 
 
-def _check_secrecy(keys: dict[str, str]) -> None:
-    """Raises ValueError for a key that can be guessed, and for one that two owners have."""
-    owner_of: dict[str, str] = {}
-    for owner, key in keys.items():
-        if len(key) < len(_KEY_PREFIX) + _MIN_CHARACTERS:
-            raise ValueError(
-                f"the key of {owner} is too short, expected at least {_MIN_CHARACTERS} characters "
-                f"after {_KEY_PREFIX}"
-            )
-        if key in owner_of:
-            raise ValueError(f"{owner_of[key]} and {owner} have the same key, expected two keys")
-        owner_of[key] = owner
+def _check_keys(keys: dict[str, str], where: str) -> None:
+    """Raises ConfigurationError for a key that can be guessed, or that two owners have."""
+    for number, key in enumerate(keys.values(), 1):
+        if not isinstance(key, str) or not key.startswith(_KEY_PREFIX):
+            problem = f"does not begin with {_KEY_PREFIX}"
+        elif len(key) < len(_KEY_PREFIX) + _MIN_CHARACTERS:
+            problem = f"has fewer than {_MIN_CHARACTERS} characters after {_KEY_PREFIX}"
+        elif list(keys.values()).count(key) > 1:
+            problem = "is that of two owners"
+        else:
+            continue
+        # The entries may be wrongly divided, so even a name could be a key.
+        raise ConfigurationError(f"{where}: the key of entry {number} {problem}")
 
 
 @chz.chz

@@ -24,13 +24,13 @@ from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.exceptions import BackendError, DataValidationError
 from tinker_cookbook.server import bodies, wire
 from tinker_cookbook.server.access import ApiUserDep, StateDep, is_same_machine, owner_of, state_of
-from tinker_cookbook.server.bodies import Json, JsonRoute, json_body_schema
+from tinker_cookbook.server.bodies import Json, JsonRoute
 from tinker_cookbook.server.errors import NotFoundError, SessionEndedError
 from tinker_cookbook.server.keys import ApiUser
 from tinker_cookbook.server.metrics import TRAINING_TOKENS, count_operation
 from tinker_cookbook.server.requests import (
     FIRST_SEQ_ID,
-    Encoder,
+    Encode,
     OrderedDispatcher,
     PendingRequest,
     Usage,
@@ -68,16 +68,11 @@ async def retrieve_future(
     # Keep the result for a limited time from now on, because this response may be lost.
     pending.fetched_at = time.monotonic()
     try:
-        result = pending.future.result()
-        # The client states whether it accepts protobuf; older SDKs accept only JSON.
-        binary = PROTOBUF in request.headers.get("accept", "")
-        message = pending.encoder.proto(result) if binary else None
-        if message is not None:
-            return Response(message, media_type=PROTOBUF)
-        # Not a JSONResponse: a loss may be NaN or Infinity. SDKs before 0.25 read these, and their
-        # types accept neither null nor strings for numbers.
-        text = json.dumps(pending.encoder.json(result), ensure_ascii=False, separators=(",", ":"))
-        return Response(text, media_type="application/json")
+        answer = pending.encode(pending.future.result())
+        if isinstance(answer, bytes):
+            return Response(answer, media_type=PROTOBUF)
+        # Not a JSONResponse, because a metric may be NaN.
+        return Response(json.dumps(answer), media_type="application/json")
     except (Exception, CancelledError) as error:
         # An operation's error is a result with status 200: the SDK would retry a status 5xx.
         return JSONResponse(error_body(error))
@@ -143,8 +138,7 @@ async def create_model(body: bodies.CreateModel, owner: ApiUserDep, state: State
     def create() -> LocalTrainingClient:
         return session.service.start_run(model_id, body.base_model, spec, lora.seed, metadata)
 
-    encoder = Encoder(type="create_model", model_id=model_id)
-    return _create(state, session, model_id, create, encoder)
+    return _create(state, session, model_id, create, type="create_model")
 
 
 @router.post("/load_weights")
@@ -186,8 +180,7 @@ async def load_weights(body: bodies.LoadWeights, owner: ApiUserDep, state: State
             model_id, body.path, body.base_model, metadata, with_optimizer=body.optimizer
         )
 
-    encoder = Encoder(type="load_weights", model_id=model_id, path=body.path)
-    return _create(state, session, model_id, create, encoder)
+    return _create(state, session, model_id, create, type="load_weights", path=body.path)
 
 
 @router.post("/get_info")
@@ -214,22 +207,10 @@ async def get_info(
     return info
 
 
-@router.post("/forward_backward", openapi_extra=json_body_schema(bodies.JsonPass))
+@router.post("/forward_backward")
 async def forward_backward(request: Request, owner: ApiUserDep, state: StateDep) -> Json:
-    """Submits a forward-backward pass, in protobuf or in the JSON of SDKs before 0.25."""
-    return await _submit_pass(request, owner, state, forward=False)
-
-
-@router.post("/forward", openapi_extra=json_body_schema(bodies.JsonPass))
-async def forward(request: Request, owner: ApiUserDep, state: StateDep) -> Json:
-    """Submits a forward pass, for SDKs before 0.25."""
-    return await _submit_pass(request, owner, state, forward=True)
-
-
-async def _submit_pass(
-    request: Request, owner: ApiUser, state: ServerState, *, forward: bool
-) -> Json:
-    batch = await wire.receive_pass(request, forward=forward)
+    """Submits a forward pass, with or without backward, in protobuf (SDK 0.25 or newer)."""
+    batch = await wire.receive_pass(request)
     # Count now, so that the callback does not keep the data in memory.
     tokens = sum(map(len, batch.data))
 
@@ -254,7 +235,7 @@ async def _submit_pass(
     _, model = state.model(owner, batch.model_id)
     request.state.usage = Usage(model.base_model, tokens_in=tokens)
     name = "forward_backward" if batch.backward else "forward"
-    return _submit(state, owner, batch, run, name, wire.PassEncoder())
+    return _submit(state, owner, batch, run, name, wire.pass_message)
 
 
 @router.post("/optim_step")
@@ -321,8 +302,8 @@ async def save(body: bodies.Save, request: Request, owner: ApiUserDep, state: St
         return done_future(None).future()
 
     if body.path is None and kind == "save_weights_for_sampler":
-        encoder = Encoder(type=kind, sampling_session_id=sampler_id)
-        return _submit(state, owner, body, snapshot, kind, encoder)
+        encode = partial(_json, type=kind, sampling_session_id=sampler_id)
+        return _submit(state, owner, body, snapshot, kind, encode)
     return _submit(state, owner, body, save_checkpoint, kind)
 
 
@@ -331,14 +312,18 @@ def _create(
     session: Session,
     model_id: str,
     create: Callable[[], LocalTrainingClient],
-    encoder: Encoder,
+    **fields: str,
 ) -> Json:
-    """Queues the creation of a model before its operations; a repeated request has no effect."""
+    """Queues the creation of a model before its operations; a repeated request has no effect.
+
+    ``fields`` are in the result.
+    """
     request_id = f"{model_id}:create"
     # If the acknowledgement was lost, the client repeats the request, and the model exists.
     if model_id not in session.models:
         model = session.models[model_id] = Model(model_id, OrderedDispatcher(model_id))
-        pending = _register(state, session, model, request_id, "create_model", encoder)
+        encode = partial(_json, model_id=model_id, **fields)
+        pending = _register(state, session, model, request_id, "create_model", encode)
 
         def begin() -> Future[Any]:
             model.client = create()
@@ -349,8 +334,6 @@ def _create(
 
         # ``blocks``, because the creation may read a checkpoint.
         model.dispatcher.add(FIRST_SEQ_ID - 1, lambda: pending.start(begin), blocks=True)
-        # Write as soon as a run exists, so that it is listed after a crash.
-        state.write_open_runs()
     return {"request_id": request_id, "model_id": model_id}
 
 
@@ -360,7 +343,7 @@ def _submit(
     body: bodies.Operation | wire.PassRequest,
     operation: Callable[[LocalTrainingClient], Future[Any]],
     name: str,
-    encoder: Encoder | None = None,
+    encode: Encode | None = None,
     *,
     blocks: bool = False,
 ) -> Json:
@@ -375,11 +358,17 @@ def _submit(
     request_id = f"{body.model_id}:{body.seq_id}"
     # Clients repeat a request if its acknowledgement was lost.
     if request_id not in state.requests:
-        encoder = encoder or Encoder(type=name)
-        pending = _register(state, session, model, request_id, name, encoder)
+        encode = encode or partial(_json, type=name)
+        pending = _register(state, session, model, request_id, name, encode)
         begin = partial(pending.start, lambda: operation(_client(model, state)))
         model.dispatcher.add(body.seq_id, begin, blocks=blocks)
     return {"request_id": request_id, "model_id": body.model_id}
+
+
+def _json(result: Any, **fields: str) -> Json:
+    """Returns the response for a result of the SDK's types, with constant ``fields``."""
+    dumped = {} if result is None else result.model_dump(mode="json", exclude_none=True)
+    return {**dumped, **fields}
 
 
 def _register(
@@ -388,10 +377,10 @@ def _register(
     model: Model,
     request_id: str,
     name: str,
-    encoder: Encoder,
+    encode: Encode,
 ) -> PendingRequest:
     """Adds a request of a model; its end is counted."""
-    pending = state.requests[request_id] = PendingRequest(request_id, session.session_id, encoder)
+    pending = state.requests[request_id] = PendingRequest(request_id, session.session_id, encode)
     started, owner = time.monotonic(), session.owner.name
 
     def ended(done: Future[Any]) -> None:
@@ -404,11 +393,10 @@ def _register(
 
 def _client(model: Model, state: ServerState) -> LocalTrainingClient:
     """Returns the client of a model; raises the error of its creation."""
-    pending = state.requests.get(f"{model.model_id}:create")
-    # Raise the creation's error, which is more informative than a missing client.
-    if model.client is None and pending is not None:
-        pending.future.result()
     if model.client is None:
+        pending = state.requests.get(f"{model.model_id}:create")
+        if pending is not None:
+            pending.future.result()
         raise BackendError(f"model {model.model_id}: could not be created")
     return model.client
 

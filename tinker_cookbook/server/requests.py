@@ -1,18 +1,17 @@
-"""Requests in flight: their results, the quota of queued samples, and the order of operations."""
+"""Requests in flight: their results, and the order of operations."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from tinker_cookbook.engine.memory import out_of_memory
-from tinker_cookbook.exceptions import DataValidationError, TinkerCookbookError
-from tinker_cookbook.server.errors import BusyError, drop_tracebacks, memory_full_message
+from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.server.errors import drop_tracebacks, memory_full_message
 from tinker_cookbook.server.metrics import count_error
 
 logger = logging.getLogger(__name__)
@@ -21,21 +20,8 @@ logger = logging.getLogger(__name__)
 GAP_SECONDS = 60.0
 FIRST_SEQ_ID = 1
 
-
-class Encoder:
-    """Encoder of results. The base class encodes the SDK's types, with constant fields."""
-
-    def __init__(self, **fields: Any) -> None:
-        self._fields = fields
-
-    def json(self, result: Any) -> dict[str, Any]:
-        """Returns the result as a JSON object."""
-        dumped = {} if result is None else result.model_dump(mode="json", exclude_none=True)
-        return {**dumped, **self._fields}
-
-    def proto(self, result: Any) -> bytes | None:
-        """Returns the result as a protobuf message; None if only JSON is defined."""
-        return None
+Encode: TypeAlias = Callable[[Any], "bytes | dict[str, Any]"]
+"""Returns the response for a result: a protobuf message, or a JSON object."""
 
 
 @dataclass
@@ -53,7 +39,7 @@ class PendingRequest:
 
     request_id: str
     session_id: str
-    encoder: Encoder
+    encode: Encode
     usage: Usage = field(default_factory=Usage)
     future: Future[Any] = field(default_factory=Future)
     fetched_at: float | None = None
@@ -119,39 +105,6 @@ def error_body(error: BaseException) -> dict[str, str]:
 
 def _is_user_error(error: BaseException) -> bool:
     return isinstance(error, (TinkerCookbookError, ValueError))
-
-
-class SampleQuota:
-    """Thread-safe count of an owner's unfinished samples of both APIs."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._lock = threading.Lock()
-        self.count = 0
-
-    def check(self, samples: int) -> None:
-        """Raises ``DataValidationError`` if one request has more samples than the limit."""
-        if samples > self._limit:
-            raise DataValidationError(
-                f"n: got a request for {samples} samples, the limit is {self._limit} "
-                "(max_queued_samples=); send several requests"
-            )
-
-    def acquire(self, samples: int) -> None:
-        """Counts new samples; raises ``BusyError`` above the limit."""
-        self.check(samples)
-        with self._lock:
-            if self.count + samples > self._limit:
-                raise BusyError(
-                    f"{self.count} samples are already queued, the limit is {self._limit} "
-                    "(max_queued_samples=); try again"
-                )
-            self.count += samples
-
-    def release(self, samples: int) -> None:
-        """Removes samples that have ended."""
-        with self._lock:
-            self.count -= samples
 
 
 class OrderedDispatcher:

@@ -1,4 +1,4 @@
-"""Routes for runs, checkpoints, sessions and accounts; metrics; and unsupported routes."""
+"""Routes for runs, checkpoints, sessions and accounts; metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -277,55 +276,48 @@ class SessionSearch(bodies.Body):
     limit: Annotated[int, Field(ge=1, le=200)] = 50
     cursor: Cursor | None = None
 
+    def matches(self, session: Session) -> bool:
+        """Returns whether an open session of the caller fulfils the conditions."""
+        # All stored sessions are active and of the caller.
+        if self.statuses is not None and all(one.get("type") != "active" for one in self.statuses):
+            return False
+        mine = user_urn(session.owner.name)
+        if self.owner.get("type") == "user" and mine not in self.owner.get("owner_urns", ()):
+            return False
+        metadata = {key: str(value) for key, value in (session.user_metadata or {}).items()}
+        if not self.user_metadata.items() <= metadata.items():
+            return False
+        # Matches the id, or all words of the name.
+        words = (self.display_name or "").lower().split()
+        name = (session.display_name or "").lower()
+        named = all(word in name for word in words) and (words or self.session_id is None)
+        return bool(named) or session.session_id == self.session_id
+
 
 @router.post("/sessions/search", tags=["service"])
 async def search_sessions(body: SessionSearch, owner: ApiUserDep, state: StateDep) -> Json:
     """Searches the caller's open sessions, newest first; ended ones are not stored."""
     if body.project_ids is not None:
         raise BackendError("project_ids: this server has no projects; leave it out")
-    # Sessions of other owners are never found, so this condition only excludes the caller's.
-    users = body.owner.get("owner_urns") if body.owner.get("type") == "user" else None
-    found = state.sessions(owner)
-    if users is not None and user_urn(owner.name) not in users:
-        found = []
     # The id breaks ties in time, so that no session is lost between two pages.
-    keys = {(one.created_at, one.session_id): one for one in found if _matches(body, one)}
+    found = {(one.created_at, one.session_id): one for one in state.sessions(owner)}
+    keys = sorted((key for key, one in found.items() if body.matches(one)), reverse=True)
     if body.cursor is not None:
-        last = (body.cursor.last_created_at, body.cursor.last_session_id)
-        keys = {key: one for key, one in keys.items() if key < last}
-    ordered = sorted(keys, reverse=True)
-    page = [keys[key] for key in ordered[: body.limit]]
-    following = None
-    if len(ordered) > len(page):
-        created, session_id = ordered[len(page) - 1]
+        last = body.cursor.last_created_at, body.cursor.last_session_id
+        keys = [key for key in keys if key < last]
+    page, following = keys[: body.limit], None
+    if len(keys) > len(page):
+        created, session_id = page[-1]
         following = {"last_created_at": created.isoformat(), "last_session_id": session_id}
     # In a thread, since each summary reads its runs' checkpoints from disk.
-    summaries = await asyncio.to_thread(lambda: [_summary(one) for one in page])
+    summaries = await asyncio.to_thread(lambda: [_summary(found[key]) for key in page])
     return {"sessions": summaries, "next_cursor": following}
-
-
-def _matches(body: SessionSearch, session: Session) -> bool:
-    metadata = {key: str(value) for key, value in (session.user_metadata or {}).items()}
-    if not body.user_metadata.items() <= metadata.items():
-        return False
-    # All stored sessions are active, so a search that excludes active ones finds none.
-    if body.statuses is not None and all(one.get("type") != "active" for one in body.statuses):
-        return False
-    if body.session_id is None and body.display_name is None:
-        return True
-    # Matches the id, or all words of the name.
-    words = (body.display_name or "").lower().split()
-    name = (session.display_name or "").lower()
-    named = bool(words) and all(word in name for word in words)
-    return named or session.session_id == body.session_id
 
 
 def _summary(session: Session) -> Json:
     store = session.owner.store
-    known = set(store.run_ids())
-    runs = [
-        run for run in list(session.models) if run in known
-    ]  # the others are still being created
+    # The other models are still being created.
+    runs = set(session.models) & set(store.run_ids())
     checkpoints = [info for run in runs for info in store.list_checkpoints(run)]
     return {
         "session_id": session.session_id,
@@ -381,46 +373,3 @@ async def own_key(owner: ApiUserDep) -> Json:
 def server_metrics(owner: ApiUserDep, state: StateDep) -> Response:
     """Returns Prometheus metrics of the whole server; a scraper sends its key as bearer token."""
     return exposition(state)
-
-
-# Error messages by method and path, for routes of the hosted service that are not supported.
-# They return 400, which clients do not retry; other unknown paths return 404.
-REFUSED = {
-    "POST copy_weights": (
-        "copying into a project: this server has no projects. To copy a run, use "
-        "create_training_client_from_state and save_state"
-    ),
-    "PUT sessions/{session_id}/project": (
-        "assigning a project: this server has no projects; leave it out"
-    ),
-    "GET sessions/{session_id}/trace_export": (
-        "exporting a trace: this server records no traces; /metrics has counters"
-    ),
-    "GET audit": "audit log: this server has none; its output shows the operations",
-    "GET billing/usage/events": "billing: this server does not bill; /metrics counts the tokens",
-    "GET billing/usage/checkpoints/current": (
-        "storage costs: this server does not bill; `tinker checkpoint list` shows the sizes"
-    ),
-    "DELETE auth/apikey/me": ("deleting a key: remove it from the server's file of keys"),
-    "POST create_custom_loss": (
-        "uploading a loss: this server runs no code of clients. Leave custom_loss_server_side off: "
-        "then forward_backward_custom computes the loss in the client"
-    ),
-    "POST retrieve_futures": "retrieve_futures: request each result with retrieve_future",
-    "POST join_sampling_session": (
-        "join_sampling_session: clones of a sampling client choose their sequence numbers here"
-    ),
-    "POST unload_model": "unload_model: models are freed with their session; finish the session",
-}
-
-
-def _refuse(reason: str) -> Callable[..., Awaitable[None]]:
-    async def refuse(owner: ApiUserDep) -> None:
-        raise BackendError(reason)
-
-    return refuse
-
-
-for _address, _reason in REFUSED.items():
-    _method, _path = _address.split()
-    router.add_api_route(f"/{_path}", _refuse(_reason), methods=[_method], include_in_schema=False)

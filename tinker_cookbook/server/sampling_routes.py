@@ -72,35 +72,33 @@ async def asample(request: Request, owner: ApiUserDep, state: StateDep) -> Json:
     await _read_pointers(images, request, state)
 
     def sample() -> Future[Any]:
-        target = body.target_prompt_logprobs
-        budget = wire.SparseBudget(request.app.state.max_request_bytes)
+        target, limit = body.target_prompt_logprobs, request.app.state.max_request_bytes
         if images:
             reader = partial(state.engine.image_reader, sampler.base_model)
-            wire.count_image_tokens(body.prompt, "prompt", reader)
+            wire.count_image_tokens(body.prompt.chunks, reader)
         return client.sample(
-            wire.model_input(body.prompt, "prompt"),
+            wire.model_input(body.prompt.chunks, "prompt"),
             body.num_samples,
             types.SamplingParams(**body.sampling_params.model_dump()),
             include_prompt_logprobs=bool(body.prompt_logprobs),
             topk_prompt_logprobs=body.topk_prompt_logprobs,
             topk_sample_logprobs=body.topk_sample_logprobs,
-            target_prompt_logprobs=None if target is None else wire.tensor_of(target, budget),
+            target_prompt_logprobs=target and wire.tensor_of(target, limit),
             prompt_alt_tokens_k=body.prompt_alt_tokens_k,
             prompt_logprobs_last_n=body.prompt_logprobs_last_n,
         ).future()
 
     # Clients repeat a request if its acknowledgement was lost.
     if request_id not in state.requests:
-        size, quota = body.num_samples, state.sample_quota(owner)
         # Acquire before registering the request: a refused request is repeated and must run then.
-        quota.acquire(size)
-        pending = PendingRequest(request_id, session.session_id, wire.SampleEncoder())
+        state.acquire_samples(owner.name, body.num_samples)
+        pending = PendingRequest(request_id, session.session_id, wire.sample_message)
         pending.usage.model = sampler.base_model
         state.requests[request_id] = pending
 
         def ended(done: Future[Any]) -> None:
             # Release also if the request fails or is cancelled.
-            quota.release(size)
+            state.release_samples(owner.name, body.num_samples)
             if not done.cancelled() and done.exception() is None:
                 sampled = (len(one.tokens_np) for one in done.result().sequences)
                 pending.usage.tokens_out = sum(sampled)

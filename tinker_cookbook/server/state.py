@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
-import json
 import logging
 import secrets
+import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.backends.local import LocalServiceClient
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.backends.local_training import LocalTrainingClient
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.exceptions import ModelNotFoundError, nearest, nearest_sentence
-from tinker_cookbook.server.errors import NotFoundError, SessionEndedError
+from tinker_cookbook.exceptions import (
+    DataValidationError,
+    ModelNotFoundError,
+    nearest,
+    nearest_sentence,
+)
+from tinker_cookbook.server.errors import BusyError, NotFoundError, SessionEndedError
 from tinker_cookbook.server.image_sources import ImageSources
 from tinker_cookbook.server.keys import ApiUser, KeyFile
-from tinker_cookbook.server.requests import OrderedDispatcher, PendingRequest, SampleQuota
+from tinker_cookbook.server.requests import OrderedDispatcher, PendingRequest
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +115,7 @@ class ServerState:
     """State shared by all requests. Its methods run only on the event loop.
 
     ``models`` are the base models that requests may use. A session ends after ``session_seconds``
-    without a heartbeat. ``folder`` has the list of open runs, which is read after a crash.
+    without a heartbeat. An owner may have ``max_queued_samples`` unfinished samples.
     """
 
     def __init__(
@@ -120,7 +124,6 @@ class ServerState:
         models: Sequence[str],
         keys: KeyFile,
         session_seconds: float,
-        folder: Path,
         max_queued_samples: int,
         images: ImageSources | None = None,
     ) -> None:
@@ -130,29 +133,13 @@ class ServerState:
         self.requests: dict[str, PendingRequest] = {}
         """By id, until their results are fetched or their session ends."""
         self._max_queued_samples = max_queued_samples
-        self._sample_quotas: dict[str, SampleQuota] = {}
+        self._queued_samples: Counter[str] = Counter()  # unfinished, by owner
+        self._samples_lock = threading.Lock()
         self.stopping = asyncio.Event()
         self.started_at = time.time()
         self._session_seconds = session_seconds
         self._sessions: dict[str, Session] = {}
         self._url_secret = secrets.token_bytes(32)
-        # Runs in the list at the start were interrupted by a crash.
-        self._open_runs = folder / "open_runs.json"
-        # A missing or damaged file must not prevent the server from starting.
-        try:
-            self.interrupted = [str(run) for run in json.loads(self._open_runs.read_bytes())]
-        except (OSError, ValueError, TypeError):
-            self.interrupted = []
-        self.write_open_runs()
-
-    def write_open_runs(self) -> None:
-        """Writes the list of the runs in memory; called when one is added or removed."""
-        self._open_runs.parent.mkdir(parents=True, exist_ok=True)
-        runs = [run for session in self._sessions.values() for run in session.models]
-        # Write to another file and rename it, so that a crash leaves no partial file.
-        part = self._open_runs.with_suffix(".part")
-        part.write_text(json.dumps(runs), encoding="utf-8")
-        part.replace(self._open_runs)
 
     def signature(self, owner: str, path: str, file: str, until: int) -> str:
         """Returns the signature for access to one file of a checkpoint without a key.
@@ -236,9 +223,30 @@ class ServerState:
         run_id = owner.store.get_checkpoint(path).path.run_id
         return self.require_model(owner.store.get_run(run_id).info.base_model)
 
-    def sample_quota(self, owner: ApiUser) -> SampleQuota:
-        """Returns the quota of an owner, which does not depend on other owners. Thread-safe."""
-        return self._sample_quotas.setdefault(owner.name, SampleQuota(self._max_queued_samples))
+    def check_samples(self, count: int) -> None:
+        """Raises ``DataValidationError`` if one request has more samples than an owner may have."""
+        if count > self._max_queued_samples:
+            raise DataValidationError(
+                f"n: got a request for {count} samples, the limit is {self._max_queued_samples} "
+                "(max_queued_samples=); send several requests"
+            )
+
+    def acquire_samples(self, owner: str, count: int) -> None:
+        """Counts new samples of an owner; raises ``BusyError`` above the limit. Thread-safe."""
+        self.check_samples(count)
+        with self._samples_lock:
+            queued = self._queued_samples[owner]
+            if queued + count > self._max_queued_samples:
+                raise BusyError(
+                    f"{queued} samples are already queued, the limit is "
+                    f"{self._max_queued_samples} (max_queued_samples=); try again"
+                )
+            self._queued_samples[owner] = queued + count
+
+    def release_samples(self, owner: str, count: int) -> None:
+        """Ends the count of samples. Thread-safe."""
+        with self._samples_lock:
+            self._queued_samples[owner] -= count
 
     def end_session(self, session: Session, reason: str) -> None:
         """Ends a session and frees its models; keeps its checkpoints."""
@@ -253,8 +261,6 @@ class ServerState:
             if pending.session_id == session.session_id:
                 del self.requests[pending.request_id]
                 pending.cancel()
-        if num_runs:
-            self.write_open_runs()
         freed = f"; {num_runs} runs freed" if num_runs else ""
         name, session_id = session.owner.name, session.session_id
         logger.info("%s: session %s ends (%s)%s", name, session_id, reason, freed)
@@ -271,19 +277,16 @@ class ServerState:
                 continue
             # If this wakes up late, the event loop was blocked, and heartbeats are still unread.
             late = now - due if now - due > pause else 0.0
-            with contextlib.suppress(
-                Exception
-            ):  # an error such as a full disk must not end the loop
-                for session in list(self._sessions.values()):
-                    session.seen_at += late
-                    if now - session.seen_at > self._session_seconds:
-                        self.end_session(session, f"no heartbeat for {self._session_seconds:g} s")
-                    else:
-                        session.evict_idle_samplers(now)
-                # A result that is never fetched is kept until its session ends.
-                for one in list(self.requests.values()):
-                    if one.fetched_at is not None and now - one.fetched_at > RETENTION_SECONDS:
-                        del self.requests[one.request_id]
+            for session in list(self._sessions.values()):
+                session.seen_at += late
+                if now - session.seen_at > self._session_seconds:
+                    self.end_session(session, f"no heartbeat for {self._session_seconds:g} s")
+                else:
+                    session.evict_idle_samplers(now)
+            # A result that is never fetched is kept until its session ends.
+            for one in list(self.requests.values()):
+                if one.fetched_at is not None and now - one.fetched_at > RETENTION_SECONDS:
+                    del self.requests[one.request_id]
 
     async def expire_forever(self) -> None:
         """Deletes the expired checkpoints of all owners every few minutes."""

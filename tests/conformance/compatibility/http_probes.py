@@ -15,8 +15,6 @@ from tests.conformance.compatibility.world import prompt as prompt_of
 
 HTTP, UNKNOWN = Probes(), Probes()
 
-PROMPT = {"chunks": [{"type": "encoded_text", "tokens": TOKENS[:-1]}]}
-
 
 def ask(world: World, method: str, path: str, **body: Any) -> Any:
     """The answer; a refusal is raised as one."""
@@ -47,19 +45,6 @@ def run_by_json(world: World) -> str:
     return result(world, made)["model_id"]
 
 
-def pass_by_json(world: World, address: str, field: str) -> dict[str, Any]:
-    """A pass as SDKs before 0.25 send it."""
-    length = len(TOKENS) - 1
-    inputs = {
-        "target_tokens": {"data": TOKENS[1:], "dtype": "int64", "shape": [length]},
-        "weights": {"data": [1.0] * length, "dtype": "float32", "shape": [length]},
-    }
-    data = [{"model_input": PROMPT, "loss_fn_inputs": inputs}]
-    model = run_by_json(world)
-    given = {field: {"data": data, "loss_fn": "cross_entropy"}}
-    return result(world, ask(world, "POST", address, model_id=model, seq_id=1, **given))
-
-
 @HTTP("GET /healthz", "responds without a key")
 def healthz(world: World) -> None:
     for address in (f"{world.url}/healthz", f"{world.url}/api/v1/healthz"):
@@ -87,18 +72,6 @@ def own_key(world: World) -> None:
 @HTTP("DELETE auth/apikey/me", "the key is gone")
 def delete_key(world: World) -> None:
     ask(world, "DELETE", "auth/apikey/me")
-
-
-@HTTP("POST forward_backward (JSON)", "loss and log-probabilities, in JSON")
-def forward_backward(world: World) -> None:
-    output = pass_by_json(world, "forward_backward", "forward_backward_input")
-    expect(output["metrics"]["loss:sum"] > 0, "a loss")
-
-
-@HTTP("POST forward", "loss and log-probabilities, in JSON")
-def forward(world: World) -> None:
-    output = pass_by_json(world, "forward", "forward_input")
-    expect(len(output["loss_fn_outputs"][0]["logprobs"]["data"]) == len(TOKENS) - 1, "scores")
 
 
 @HTTP("GET …/checkpoints/{kind}/{name}/archive", "the URL of a tar file with the PEFT files")
@@ -159,26 +132,6 @@ def chat_tokens(world: World) -> None:
     parts = [token for chunk in chunks for token in chunk["choices"][0]["token_ids"]]
     expect(parts == whole["choices"][0]["token_ids"] != [], "the same tokens")
     expect(chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"] != [], "the same prompt")
-
-
-@HTTP("POST join_sampling_session", "a number for a clone")
-def join(world: World) -> None:
-    ask(world, "POST", "join_sampling_session", sampling_session_id="s")
-
-
-@HTTP("POST retrieve_futures", "results of a session")
-def retrieve_futures(world: World) -> None:
-    ask(world, "POST", "retrieve_futures", target={}, prev_cursor=0)
-
-
-@HTTP("POST create_custom_loss", "an id for a loss")
-def create_custom_loss(world: World) -> None:
-    ask(world, "POST", "create_custom_loss", name="l", inputs=[], graph={})
-
-
-@HTTP("POST unload_model", "the run leaves memory")
-def unload_model(world: World) -> None:
-    ask(world, "POST", "unload_model", model_id="m")
 
 
 @UNKNOWN("GET no/such/thing, an unknown endpoint", "never")

@@ -305,17 +305,7 @@ def test_the_server_trains_on_all_ranks_and_ends_on_sigterm(programs):
     rows = [[1, 44, 101, 7], [1, 30, 60], [1, 90, 30, 20, 10]]
     data = [Example(np.array(row), {"target_tokens": np.array([*row[1:], 2])}) for row in rows]
     data = [Example(one.tokens, {**one.inputs, "weights": np.ones(len(one))}) for one in data]
-    chunks = [[{"type": "encoded_text", "tokens": row}] for row in rows]
-    sent = [
-        {
-            "model_input": {"chunks": one},
-            "loss_fn_inputs": {
-                "target_tokens": {"data": [*row[1:], 2], "dtype": "int64", "shape": [len(row)]},
-                "weights": {"data": [1.0] * len(row), "dtype": "float32", "shape": [len(row)]},
-            },
-        }
-        for row, one in zip(rows, chunks, strict=True)
-    ]
+    sent = [(row, [*row[1:], 2]) for row in rows]
     base = load_base(programs.model)
     run = TrainingRun("run", base, Adapter.create(AdapterSpec(4), base.targets, 0, CPU), 1000)
     for number in (1, 3, 5):

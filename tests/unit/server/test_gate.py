@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import threading
 import time
 from pathlib import Path
@@ -84,80 +83,50 @@ def test_every_body_is_bounded(serving, path):
 
 
 def _passes_to_refuse(model: str):
-    """Bodies of pass 2 and their kinds: a declared size, none, and too many lists."""
+    """Bodies of pass 2: a declared size, and none."""
     message = pb.ForwardBackwardRequest(model_id=model, seq_id=2).SerializeToString()
-    yield message + b" " * (2 << 20), "got more than 1 MiB"
-    yield iter([message[:9], message[9:], *[b" " * (1 << 20)] * 2]), "got more than 1 MiB"
-    ids = f'"model_id": "{model}", "seq_id": 2'.encode()
-    yield b"{" + ids + b', "x": "' + b" " * (2 << 20), "got more than 1 MiB"
-    yield b'{"x": [' + b"[]," * 250_000 + b"[]], " + ids + b"}", "250003 lists and objects"
+    yield message + b" " * (2 << 20)
+    yield iter([message[:9], message[9:], *[b" " * (1 << 20)] * 2])
 
 
-@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("which", range(2))
 def test_the_step_after_a_refused_pass_fails_at_once(serving, caller, stories_model, which):
     mine = caller()
     model = mine.model(stories_model)
-    body, said = list(_passes_to_refuse(model))[which]
     assert "metrics" in mine.result(mine.train(model, 1))
-    kind = "application/json" if which > 1 else "application/x-protobuf"
-    answer = mine.http.post("forward_backward", content=body, headers={"Content-Type": kind})
-    refused = mine.result((answer.status_code, answer.json()))
-    assert (refused["category"], said in refused["error"]) == ("user", True)
+    refused = mine.result(mine.send_pass(list(_passes_to_refuse(model))[which]))
+    assert (refused["category"], "got more than 1 MiB" in refused["error"]) == ("user", True)
     start = time.monotonic()
     step = mine.result(mine.step(model, 3))
     assert "a forward_backward since the last step failed" in step["error"]
     assert time.monotonic() - start < 20
     # Nobody else's refused body is taken for one of this model's.
-    body = next(_passes_to_refuse(model))[0]
-    assert _posted(serving, "/api/v1/forward_backward", body, serving.key("ann")).status_code == 404
+    assert caller("ann").send_pass(next(_passes_to_refuse(model)))[0] == 404
 
 
 def test_what_holds_too_many_or_too_deep_lists_is_refused_in_words(serving, caller):
-    for path in ("asample", "create_session"):
-        answer = _posted(serving, f"/api/v1/{path}", b'{"x":[' + b"[]," * 300_000 + b"[]]}",
-                         serving.key())  # fmt: skip
-        assert answer.status_code == 400
-        assert "300003 lists and objects, expected at most" in answer.json()["detail"]
-    deep = {"user_metadata": {"a": json.loads("[" * 300 + "]" * 300)}}
-    status, said = caller().post("create_session", **deep)
-    assert (status, "nested more than 100 deep" in said["detail"]) == (400, True)
-    answer = _posted(serving, "/api/v1/create_session", b'{"user', serving.key())
-    assert (answer.status_code, answer.json()["detail"][0]["msg"]) == (422, "JSON decode error")
+    answer = _posted(serving, "/api/v1/asample", b'{"x":[' + b"[]," * 300_000 + b"[]]}",
+                     serving.key())  # fmt: skip
+    assert answer.status_code == 400
+    assert "300003 lists and objects, expected at most" in answer.json()["detail"]
+    # Too deep, no JSON, half of a character (which could be stored but not sent).
+    for text in (b"[" * 300 + b"]" * 300, b'"x', b'"\\ud800"', b'"\xed\xa0\x80"'):
+        body = b'{"user_metadata": {"a": ' + text + b"}}"
+        answer = _posted(serving, "/api/v1/create_session", body, serving.key())
+        assert answer.status_code == 422
+        assert answer.json()["detail"][0]["msg"].startswith("JSON: ")
+    whole = {"user_metadata": {"a": "\U0001f600 \\ud800"}}
+    session = caller().post("create_session", **whole)[1]["session_id"]
+    assert caller().get(f"sessions/{session}")[1]["user_metadata"] == whole["user_metadata"]
     status, said = caller().post("asample", prompt={"chunks": 3}, sampling_params={})
     assert (status, said["detail"][0]["loc"]) == (422, ["body", "prompt", "chunks"])
 
 
-def test_half_a_character_is_refused_and_gives_up_its_turn(serving, caller, stories_model):
-    for text in (b'"\\ud800"', b'"\xed\xa0\x80"', b'"x\\uDFFF"'):
-        body = b'{"user_metadata": {"a": ' + text + b'}, "display_name": ' + text + b"}"
-        answer = _posted(serving, "/api/v1/create_session", body, serving.key())
-        assert answer.status_code == 422
-        assert "half of a character" in answer.json()["detail"][0]["msg"]
-    whole = {"user_metadata": {"a": "\U0001f600 \\ud800"}}
-    session = caller().post("create_session", **whole)[1]["session_id"]
-    assert caller().get(f"sessions/{session}")[1]["user_metadata"] == whole["user_metadata"]
-    mine = caller()
-    model = mine.model(stories_model)
-    save = f'{{"model_id": "{model}", "seq_id": 1, "path": "\\ud800"}}'.encode()
-    assert _posted(serving, "/api/v1/save_weights", save, serving.key()).status_code == 422
-    start = time.monotonic()
-    assert "metrics" in mine.result(mine.train(model, 2))
-    assert time.monotonic() - start < 20
-
-
-def test_pages_need_the_key_and_browsers_are_asked_for_it(serving):
-    for path in ("/docs", "/openapi.json"):
-        refused = httpx.get(serving.url + path)
-        assert refused.status_code == 401
-        assert refused.headers["www-authenticate"].startswith("Basic ")
-        assert httpx.get(serving.url + path, auth=("any", serving.key())).status_code == 200
-        assert httpx.get(serving.url + path, auth=("any", "tml-wrong")).status_code == 401
-    listed = httpx.get(f"{serving.url}/docs", auth=("any", serving.key())).text
+def test_the_list_of_paths_is_open_and_loads_nothing(serving):
+    listed = httpx.get(f"{serving.url}/docs").text
     for path in ("POST /oai/api/v1/responses", "GET /api/v1/sessions", "GET /metrics"):
         assert f"<dt>{path}</dt>" in listed
     assert "http" not in listed  # nothing is loaded from elsewhere
-    # A page of somebody else could make a browser send these.
-    assert httpx.get(f"{serving.url}/api/v1/sessions", auth=("", serving.key())).status_code == 401
 
 
 KEYS = st.one_of(
@@ -182,16 +151,13 @@ def key_file(tmp_path_factory):
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(key=KEYS, header=st.sampled_from(["x-api-key", "bearer", "basic"]))
+@given(key=KEYS, header=st.sampled_from(["x-api-key", "bearer"]))
 def test_whatever_is_sent_as_a_key_gives_401(key_file, key, header):
     value = key if header == "x-api-key" else f"{header} {key}"
     name = "x-api-key" if header == "x-api-key" else "authorization"
     headers = [(name.encode(), value.encode("latin-1"))]
-    for path in ("/api/v1/sessions", "/docs"):
-        sent = asyncio.run(
-            _answers(AccessMiddleware(_never, key_file, 10, _refuse), path, headers, [])
-        )
-        assert sent[0]["status"] == 401
+    sent = asyncio.run(_answers(_gate(_never, key_file), "/api/v1/sessions", headers, []))
+    assert sent[0]["status"] == 401
 
 
 def test_a_body_whose_rest_never_comes_ends_with_its_connection(key_file, monkeypatch):
@@ -205,9 +171,7 @@ def test_a_body_whose_rest_never_comes_ends_with_its_connection(key_file, monkey
             await JSONResponse({}, status_code=error.status_code)(scope, receive, send)
 
     begun = [{"type": "http.request", "body": b"{", "more_body": True}]
-    sent = asyncio.run(
-        _answers(AccessMiddleware(app, key_file, 10, _refuse), "/healthz", [], begun)
-    )
+    sent = asyncio.run(_answers(_gate(app, key_file), "/healthz", [], begun))
     assert sent[0]["status"] == 408
     assert (b"connection", b"close") in sent[0]["headers"]
 
@@ -221,7 +185,7 @@ def test_an_error_without_a_handler_is_answered_and_leaves_the_connection(key_fi
             await send({"type": "http.response.start", "status": 200, "headers": []})
         raise IndexError
 
-    answers = _answers(AccessMiddleware(app, key_file, 10, error_response), "/healthz", [], [])
+    answers = _answers(_gate(app, key_file), "/healthz", [], [])
     if starts:  # no second answer fits
         with pytest.raises(IndexError):
             asyncio.run(answers)
@@ -271,8 +235,8 @@ async def _answers(app, path: str, headers, pieces) -> list:
     return sent
 
 
-def _refuse(error, path):
-    return JSONResponse({"detail": error.detail}, status_code=error.status_code)
+def _gate(app, keys):
+    return AccessMiddleware(app, keys, error_response, lambda *request: None)
 
 
 async def _never(scope, receive, send):

@@ -38,10 +38,6 @@ class Site(BaseHTTPRequestHandler):
         words = self.path.strip("/").split("/", 1)
         if words[0] == "to":
             more, kind = {"Location": words[1]}, "text/html"
-        elif words[0] == "kind":
-            kind = words[1]
-        elif words[0] == "packed":
-            more = {"Content-Encoding": "gzip"}
         elif words[0] == "large":
             body = bytes(image_sources.MAX_BYTES + 1)
         self.send_response(302 if "Location" in more else 404 if words[0] == "none" else 200)
@@ -125,7 +121,6 @@ def test_images_are_read_from_where_the_operator_allows_it(site, names, tmp_path
     table["two.test"] = ["127.0.0.7 127.0.0.1"]
     assert read(f"http://two.test:{site}/to/http://127.0.0.2:{site}/b", loopback, "*") == picture()
     assert Site.asked[-1] == "127.0.0.2/b"
-    assert read(f"http://127.0.0.1:{site}/kind/binary/octet-stream", loopback) == picture()
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a b.png").write_bytes(picture())
     folder = str(tmp_path / "in")
@@ -164,16 +159,14 @@ def test_addresses_that_are_not_allowed_are_not_asked(site, names, tmp_path):
         location = f"{tmp_path}/{path}"
         assert "does not read images from this file" in refused(location, str(tmp_path / "in"))
         assert "does not read images from this file" in refused(f"file://{location}")
-    assert "no such file" in refused(f"{tmp_path}/in/none.png", str(tmp_path / "in"))
-    assert "path" in refused(f"{tmp_path}/in/\0", str(tmp_path / "in"))
+    assert "No such file" in refused(f"{tmp_path}/in/none.png", str(tmp_path / "in"))
+    assert "null byte" in refused(f"{tmp_path}/in/\0", str(tmp_path / "in"))
 
 
 def test_invalid_image_downloads_are_refused(site, monkeypatch):
     here, allowed = f"http://127.0.0.1:{site}", "127.0.0.1"
     for path, said in (
         ("/none", "got status 404, expected 200, from 127.0.0.1"),
-        ("/kind/text/html", "got content of type 'text/html', expected an image"),
-        ("/packed", "got compressed content"),
         ("/large", "got more than 20 MiB"),
         (f"/to/{here}/to/{here}/to/{here}/to/{here}/a", "more than 3 redirects"),
     ):

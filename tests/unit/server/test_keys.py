@@ -101,11 +101,11 @@ A, B = "a" * 16, "b" * 16
     [
         ("", None),
         (f"local=tml-{A}, ann=tml-{B}=", {"local": f"tml-{A}", "ann": f"tml-{B}="}),
-        (f"local=tml-{A},ann=secret", "entry 2"),
+        (f"local=tml-{A},ann=secret", "entry 2 does not begin with tml-"),
         ("tml-secret", "entry 1"),
-        (f"ann=tml-secret,ann=tml-{B}", "entry 2"),
-        ("ann=tml-secret", "ann is too short"),
-        (f"local=tml-{A}secret,ann=tml-{A}secret", "local and ann have the same key"),
+        (f"ann=tml-secret,ann=tml-{B}", "twice"),
+        ("ann=tml-secret", "fewer than 16 characters"),
+        (f"local=tml-{A}secret,ann=tml-{A}secret", "two owners"),
     ],
 )
 def test_keys_may_be_in_the_environment(tmp_path, monkeypatch, text, found):

@@ -47,7 +47,7 @@ def test_a_server_that_was_held_up_does_not_take_its_clients_for_gone(tmp_path):
     keys.ensure(["local"])
 
     async def run(held_up: float) -> int:
-        state = ServerState(SimpleNamespace(), [], keys, 0.2, tmp_path / "server", 1)
+        state = ServerState(SimpleNamespace(), [], keys, 0.2, 1)
         state.start_session(keys.owner("local"), None, None)
         sweeping = asyncio.create_task(state.sweep_forever())
         await asyncio.sleep(0.01)
@@ -89,7 +89,7 @@ def test_a_running_server_deletes_expired_checkpoints_of_all_owners(tmp_path, mo
 
     async def run() -> None:
         engine = SimpleNamespace(close=lambda: None)
-        app = make_app(ServerState(engine, [], keys, 60, tmp_path / "server", 1), 1)
+        app = make_app(ServerState(engine, [], keys, 60, 1), 1)
         async with asyncio.timeout(60), app.router.lifespan_context(app):
             while "expired" in left():
                 await asyncio.sleep(0.01)
@@ -107,13 +107,13 @@ def test_a_signal_in_the_moment_of_listening_stops_the_server_in_order(tmp_path)
             signal.raise_signal(signal.SIGINT)
 
     keys = KeyFile(tmp_path / "keys.json", tmp_path)
-    state = ServerState(SimpleNamespace(), [], keys, 1.0, tmp_path / "server", 1)
+    state = ServerState(SimpleNamespace(), [], keys, 1.0, 1)
     started = []
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with Listener() as listener:
         listener.bind(("127.0.0.1", 0))
         try:
-            asyncio.run(serve(make_app(state, 1), state, listener, lambda: started.append(1)))
+            asyncio.run(serve(make_app(state, 1), listener, lambda: started.append(1)))
         finally:
             signal.signal(signal.SIGINT, before[0])
             signal.signal(signal.SIGTERM, before[1])

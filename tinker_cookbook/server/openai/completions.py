@@ -6,12 +6,14 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from tinker import types
 
+from tinker_cookbook.backends.convert import TokenSequence, sequence_of
 from tinker_cookbook.engine.sampling.requests import PromptScores
 from tinker_cookbook.leaves import load_leaf
 from tinker_cookbook.renderers import (
@@ -37,17 +39,14 @@ from tinker_cookbook.server.openai.protocol import (
     CallPolicy,
     ChatBody,
     CompletionBody,
-    SamplingBody,
     Tool,
     format_options,
     tool_spec,
 )
 from tinker_cookbook.server.openai.sampling import (
+    ApiCall,
     Choice,
-    ResponseWriter,
-    SampleStream,
     SamplingOptions,
-    has_images,
     json_safe_logprob,
 )
 from tinker_cookbook.server.openai.text import IncrementalDetokenizer, SampledToken
@@ -59,13 +58,11 @@ router = APIRouter()
 async def completions(request: Request, owner: ApiUserDep, loader: LoaderDep) -> Response:
     """Returns continuations of one or several prompts."""
     body = await read_json(request, CompletionBody.parse)
-    writer = await loader.run(_prepare_completions, loader, owner, body)
-    return await writer.respond(request)
+    call = await loader.run(_prepare_completions, loader, owner, body)
+    return await call.respond(request)
 
 
-def _prepare_completions(
-    loader: ModelLoader, owner: ApiUser, body: CompletionBody
-) -> ResponseWriter:
+def _prepare_completions(loader: ModelLoader, owner: ApiUser, body: CompletionBody) -> ApiCall:
     max_tokens = 16 if body.max_tokens is None else body.max_tokens  # OpenAI's default
     if max_tokens == 0 and not body.echo:
         raise ApiError("max_tokens: got 0, expected at least 1 without echo", param="max_tokens")
@@ -74,53 +71,39 @@ def _prepare_completions(
     # A string or token ids is one prompt; otherwise a list of prompts.
     single = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
     prompts: Any = [body.prompt] if single else body.prompt
-    model = loader.load(owner, body.model)
-    mask = _constraints(body).completion_mask(body, model) if body.constrains_text else None
-    options = SamplingOptions.of(body, model, max(1, max_tokens), body.logprobs, mask=mask)
-    options = replace(options, best_of=_best_of(body, options.num_samples))
-    quota = loader.state.sample_quota(owner)
-    # Before the work for each prompt and choice, which would delay other requests.
-    quota.check((options.best_of or options.num_samples) * len(prompts))
-    # The tokenizer adds its BOS token to a string.
-    encode = model.codec.tokenizer.encode
-    tokens = [list(encode(one)) if isinstance(one, str) else one for one in prompts]
-    # The response has log-probabilities of the prompt only if it has the prompt.
-    score = bool(body.echo) and options.top_logprobs is not None
-    choices = []
-    for prompt, ids in zip(prompts, tokens, strict=True):
-        text = prompt if isinstance(prompt, str) else ""
-        for _ in range(options.num_samples):
-            choices.append(CompletionChoice(len(choices), options, ids, text, bool(body.echo)))
-    inputs = [types.ModelInput.from_ints(list(ids)) for ids in tokens]
-    samples = SampleStream(quota, options, inputs, score)
-    names = "cmpl", "text_completion", "text_completion"
-    return ResponseWriter(body, *names, choices, samples, discard_tokens=max_tokens == 0)
-
-
-def _constraints(body: SamplingBody) -> Any:
-    setting = "response_format" if body.constrains_text else "tool_choice"
-    return load_leaf("server.openai.constraints", setting)
-
-
-def _best_of(body: CompletionBody, num_samples: int) -> int | None:
+    model, num_samples, best_of = loader.load(owner, body.model), body.n or 1, body.best_of
     # With as many samples as choices there is nothing to leave out, so their order stays.
-    if body.best_of is None or body.best_of == num_samples:
-        return None
-    if body.best_of < num_samples:
-        raise ApiError(
-            f"best_of: got {body.best_of}, expected at least n ({num_samples})", param="best_of"
-        )
-    if body.stream and body.best_of > num_samples:
-        raise ApiError(
-            f"best_of: got {body.best_of} with stream=true, but the best is known only at the "
-            "end; leave one of them out",
-            param="best_of",
-        )
-    return body.best_of
+    best_of = None if best_of == num_samples else best_of
+    if best_of is not None and (best_of < num_samples or body.stream):
+        problem = f"best_of: got {best_of}, expected at least n ({num_samples}), without stream"
+        raise ApiError(problem, param="best_of")
+    # Before the work for each prompt and choice, which would delay other requests.
+    loader.state.check_samples((best_of or num_samples) * len(prompts))
+    options = SamplingOptions.of(body, model, max(1, max_tokens), body.logprobs)
+    options = replace(options, best_of=best_of)
+    echo = bool(body.echo)
+    choices: list[CompletionChoice] = []
+    inputs = []
+    for prompt in prompts:
+        text, ids = "", prompt
+        if isinstance(prompt, str):  # the tokenizer adds its BOS token
+            text, ids = prompt, model.codec.tokenizer.encode(prompt)
+        inputs.append(TokenSequence(np.asarray(ids, dtype=np.int64)))
+        for _ in range(num_samples):
+            choices.append(CompletionChoice(len(choices), options, ids, text, echo))
+    # The response has log-probabilities of the prompt only if it has the prompt.
+    score = echo and options.top_logprobs is not None
+    return ApiCall(
+        *(loader.state, owner.name, body, options, inputs, choices),
+        score_prompts=score,
+        discard_tokens=max_tokens == 0,
+    )
 
 
 class CompletionChoice(Choice):
     """Choice of a completion: the text, after its prompt with ``echo``."""
+
+    id_prefix, object_name, chunk_name = "cmpl", "text_completion", "text_completion"
 
     def __init__(
         self, index: int, options: SamplingOptions, prompt: list[int], text: str, echo: bool
@@ -169,19 +152,21 @@ class CompletionChoice(Choice):
         return [self._chunk(text)]
 
     def _chunk(self, text: str) -> Json:
-        tokens = [
-            replace(token, offset=token.offset + self._prompt_chars)
-            for token in self._detokenizer.take_tokens()
-        ]
+        tokens = self._detokenizer.take_tokens()
+        if self._prompt_chars:
+            tokens = [replace(one, offset=one.offset + self._prompt_chars) for one in tokens]
         self._text += text
         self._tokens += tokens
         return self._text_json(text, tokens)
 
     def whole(self) -> Json:
         """Returns the whole choice."""
-        return self._text_json(self._text, self._tokens)
+        # The prompt's tokens have a separate field, with and without echo.
+        skip = len(self._prompt) if self._echo else 0
+        body = self._text_json(self._text, self._tokens, skip)
+        return body | ({"prompt_token_ids": self._prompt} if self._options.token_ids else {})
 
-    def _text_json(self, text: str, tokens: Sequence[SampledToken]) -> Json:
+    def _text_json(self, text: str, tokens: Sequence[SampledToken], skip: int = 0) -> Json:
         logprobs = None
         if self._options.top_logprobs is not None:
             codec = self._options.model.codec
@@ -193,12 +178,7 @@ class CompletionChoice(Choice):
                 "top_logprobs": [self._top_logprobs(t) for t in tokens],
                 "text_offset": [t.offset for t in tokens],
             }
-        # The prompt's tokens have a separate field, with and without echo.
-        num_echoed = len(self._prompt) if self._echo and tokens is self._tokens else 0
-        body = self._json({"text": text}, logprobs, tokens[num_echoed:])
-        if self._options.token_ids and tokens is self._tokens:
-            body["prompt_token_ids"] = self._prompt
-        return body
+        return self._json({"text": text}, logprobs, tokens[skip:])
 
     def _top_logprobs(self, token: SampledToken) -> dict[str, float] | None:
         """Returns the most probable tokens, and the sampled one if it is not among them."""
@@ -220,19 +200,21 @@ _MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls", "rea
 async def chat_completions(request: Request, owner: ApiUserDep, loader: LoaderDep) -> Response:
     """Returns the next message of a conversation."""
     body = await read_json(request, ChatBody.parse)
-    writer = await prepare(request, loader, owner, body, "messages", prepare_chat)
-    return await writer.respond(request)
+    call = await prepare(request, loader, owner, body, "messages", prepare_chat)
+    return await call.respond(request)
 
 
-def prepare_chat(loader: ModelLoader, owner: ApiUser, body: ChatBody) -> ResponseWriter:
-    """Returns the writer of the next message; blocks, so it needs a thread."""
+def prepare_chat(loader: ModelLoader, owner: ApiUser, body: ChatBody) -> ApiCall:
+    """Returns the call for the next message; blocks, so it needs a thread."""
     model = loader.load(owner, body.model)
     renderer = renderer_of(model, body.renderer_name, format_options(body))
     prompt = chat_prompt(renderer, body.messages, body.tools or [])
     calls = CallPolicy.of(body)
     mask = None
     if body.constrains_text or calls.constrains:
-        mask = _constraints(body).chat_mask(body, calls, renderer, model.eos_ids)
+        setting = "response_format" if body.constrains_text else "tool_choice"
+        constraints = load_leaf("server.openai.constraints", setting)
+        mask = constraints.chat_mask(body, calls, renderer, model.sampler.base.eos_ids)
     # Default: as many tokens as the context has space for.
     # OpenAI renamed max_tokens; the newer name takes precedence.
     newer = body.max_completion_tokens
@@ -242,21 +224,19 @@ def prepare_chat(loader: ModelLoader, owner: ApiUser, body: ChatBody) -> Respons
     top = (body.top_logprobs or 0) if body.logprobs else None
     stop = renderer.get_stop_sequences()
     options = SamplingOptions.of(body, model, max_tokens, top, stop, mask)
+    tokens = sequence_of(
+        prompt, "prompt", partial(loader.state.engine.image_reader, model.base_model)
+    )
+    if tokens.images and options.token_ids:
+        problem = "return_token_ids: got images, which have no token ids; leave one of them out"
+        raise ApiError(problem, param="return_token_ids")
     # Not a ``response_parser``, which parses tokens: a stop string may end within a token.
     choices = [
         ChatChoice(i, options, renderer.message_reader(), calls) for i in range(options.num_samples)
     ]
-    samples = SampleStream(loader.state.sample_quota(owner), options, [prompt])
-    names = "chatcmpl", "chat.completion", "chat.completion.chunk"
-    first = {"prompt_token_ids": _token_ids(prompt)} if options.token_ids else {}
-    return ResponseWriter(body, *names, choices, samples, first_fields=first)
-
-
-def _token_ids(prompt: types.ModelInput) -> list[int]:
-    if has_images(prompt):
-        problem = "return_token_ids: got images, which have no token ids; leave one of them out"
-        raise ApiError(problem, param="return_token_ids")
-    return prompt.to_ints()
+    first = {"prompt_token_ids": tokens.tokens.tolist()} if options.token_ids else {}
+    call = (loader.state, owner.name, body, options, [tokens], choices)
+    return ApiCall(*call, first_fields=first)
 
 
 def chat_prompt(
@@ -358,6 +338,8 @@ def answer_of(message: Message, policy: CallPolicy) -> tuple[Json, str]:
 
 class ChatChoice(Choice):
     """Choice of a chat completion: text, thinking and tool calls."""
+
+    id_prefix, object_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(
         self, index: int, options: SamplingOptions, reader: MessageReader, calls: CallPolicy

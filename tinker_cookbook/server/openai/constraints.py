@@ -72,42 +72,34 @@ def completion_mask(body: SamplingBody, model: LoadedModel) -> GrammarMask | Non
     if text is None:
         return None
     try:
-        return GrammarMask(model.codec.tokenizer, f"start: {text[1]}", model.eos_ids)
+        return GrammarMask(model.codec.tokenizer, f"start: {text[1]}", model.sampler.base.eos_ids)
     except GrammarError as error:
         raise ApiError(f"{text[0]}: {error}", param=text[0]) from error
 
 
 def _text_rule(body: SamplingBody) -> tuple[str, str] | None:
     """Returns the parameter that constrains the text, and its grammar rule."""
+    format_param, param, outputs = "response_format", "structured_outputs", body.structured_outputs
     given: list[tuple[str, Callable[[Any], str], Any]] = [
-        ("response_format", json_rule, _schema_of(body.response_format)),
-        ("guided_json", _json_rule, body.guided_json),
-        ("guided_regex", _regex_rule, body.guided_regex),
-        ("guided_choice", _choice_rule, body.guided_choice),
+        (format_param, json_rule, _schema_of(body.response_format))
     ]
-    if (outputs := body.structured_outputs) is not None:
-        param = "structured_outputs"
-        among = [
+    if outputs is not None:
+        given += [
             (param, _json_rule, outputs.json_),
             (param, _regex_rule, outputs.regex),
             (param, _choice_rule, outputs.choice),
             (param, json_rule, ANY_OBJECT if outputs.json_object else None),
         ]
-        if all(value is None for _, _, value in among):
-            raise ApiError(
-                f"{param}: got no constraint, expected one of json, regex, choice and json_object",
-                param=param,
-            )
-        given += among
     found = []
-    for param, rule_of, value in given:
+    for name, rule_of, value in given:
         try:
-            found += [] if value is None else [(param, rule_of(value))]
+            found += [] if value is None else [(name, rule_of(value))]
         except GrammarError as error:
-            raise ApiError(f"{param}: {error}", param=param) from error
-    if len(found) > 1:
-        names = " and ".join(param for param, _ in found)
-        raise ApiError(f"{found[1][0]}: got {names}, expected only one of them", param=found[1][0])
+            raise ApiError(f"{name}: {error}", param=name) from error
+    if len(found) > 1 or (outputs is not None and not found):
+        expected = "one of json, regex, choice and json_object, and no response_format"
+        got = "no constraint" if not found else "several constraints"
+        raise ApiError(f"{param}: got {got}, expected {expected}", param=param)
     return found[0] if found else None
 
 

@@ -12,7 +12,7 @@ from tinker_cookbook.server.bodies import Json
 from tinker_cookbook.server.keys import ApiUser
 from tinker_cookbook.server.openai.models import ModelLoader
 from tinker_cookbook.server.openai.protocol import ApiError, SamplingBody
-from tinker_cookbook.server.openai.sampling import ResponseWriter
+from tinker_cookbook.server.openai.sampling import ApiCall
 from tinker_cookbook.server.state import ServerState
 
 B = TypeVar("B", bound=SamplingBody)
@@ -26,8 +26,8 @@ async def prepare(
     owner: ApiUser,
     body: B,
     field: str,
-    work: Callable[[ModelLoader, ApiUser, B], ResponseWriter],
-) -> ResponseWriter:
+    work: Callable[[ModelLoader, ApiUser, B], ApiCall],
+) -> ApiCall:
     """Returns ``work`` of a request, whose messages or input items are in its ``field``."""
     if not await _read_images(request, loader.state, getattr(body, field), field):
         return await loader.run(work, loader, owner, body)

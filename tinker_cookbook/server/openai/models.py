@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.engine.checkpoints.format import SCHEME
 from tinker_cookbook.engine.checkpoints.store import CheckpointInfo, RunInfo
-from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 from tinker_cookbook.model_info import resolve_renderer_name
@@ -32,8 +30,6 @@ from tinker_cookbook.server.state import ServerState
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 T = TypeVar("T")
-# Owner, model, and the time at which a checkpoint was created.
-_Key: TypeAlias = tuple[str, str, float | None]
 
 MAX_MODELS = 16
 # Parameters of ``get_renderer`` that are not options of a chat format.
@@ -86,16 +82,15 @@ def _checkpoint(state: ServerState, owner: ApiUser, path: str) -> tuple[Checkpoi
 
 def _entry(
     lengths: Mapping[str, int],
-    name: str,
+    model: str,
     created: float,
     owner: str = "tinker_cookbook",
-    parent: str | None = None,
+    **more: str,
 ) -> Json:
     """Returns a model's entry; ``lengths`` are the base models' contexts in tokens."""
-    entry: Json = {"id": name, "object": "model", "created": int(created), "owned_by": owner}
+    entry = {"id": model, "object": "model", "created": int(created), "owned_by": owner, **more}
     # vLLM's name. Clients use it to check the length of a prompt.
-    entry["max_model_len"] = lengths.get(parent or name) or None
-    return entry if parent is None else {**entry, "parent": parent}
+    return {**entry, "max_model_len": lengths.get(more.get("parent", model))}
 
 
 def _checkpoint_entry(
@@ -105,30 +100,28 @@ def _checkpoint_entry(
 
     The name has the recipe, the log folder, the checkpoint, its updates, and the time of the save.
     """
-    entry = _entry(lengths, str(info.path), info.created_at, owner, run.base_model)
     # Runs of other owners show no paths.
     recipe = run.user_metadata.get("recipe", "")
     folder = Path(run.user_metadata.get("log_path", "")).name
-    saved = time.strftime("%d %b %H:%M", time.localtime(info.created_at))
     step = info.state.get("step")
-    words = (recipe, folder if folder != recipe else "", info.path.name,
-             "" if step is None else f"step {step}", saved)  # fmt: skip
-    return {**entry, "name": " · ".join(filter(None, words))}
+    words = [recipe, folder if folder != recipe else "", info.path.name,
+             "" if step is None else f"step {step}",
+             time.strftime("%d %b %H:%M", time.localtime(info.created_at))]  # fmt: skip
+    more = {"parent": run.base_model, "name": " · ".join(filter(None, words))}
+    return _entry(lengths, str(info.path), info.created_at, owner, **more)
 
 
-@dataclass(frozen=True)
+@dataclass
 class LoadedModel:
     """Weights and tokenizer of a model."""
 
     name: str
     base_model: str
-    engine: Engine
     sampler: Sampler
     codec: TextCodec
-    eos_ids: tuple[int, ...]
-    vocab_size: int
     renderer_name: str | None = None
     """Chat format of the checkpoint's training, if recorded in its metadata."""
+    used_at: float = 0.0
 
 
 class ModelLoader:
@@ -138,8 +131,9 @@ class ModelLoader:
         self.state = state
         # A separate thread pool, so that requests for other models continue while weights are read.
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="openai")
-        self._lock = threading.Lock()
-        self._models: OrderedDict[_Key, Future[LoadedModel]] = OrderedDict()
+        self._loading = threading.Lock()
+        # By owner, model, and the time at which a checkpoint was created.
+        self._models: dict[tuple[str, str, float | None], LoadedModel] = {}
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Runs ``work`` in a thread."""
@@ -153,41 +147,28 @@ class ModelLoader:
         else:
             # Check the store at every request: a checkpoint may be deleted, expire, or be
             # replaced by another one with the same name.
-            try:
-                info, run = _checkpoint(self.state, owner, model)
-            except ApiError:
-                self._drop(owner, model)
-                raise
+            info, run = _checkpoint(self.state, owner, model)
             path, base_model, created = model, run.base_model, info.created_at
             # The checkpoint's metadata override the run's.
             renderer_name = {**run.user_metadata, **info.user_metadata}.get("renderer_name")
         key = (owner.name, model, created)
-        with self._lock:
-            is_new = key not in self._models
-            # Store the future before loading, so that concurrent requests wait for it.
-            future = self._models.setdefault(key, Future())
-            self._models.move_to_end(key)
-            while len(self._models) > MAX_MODELS:
-                self._models.popitem(last=False)
-        # Load outside the lock, so that other models are served meanwhile.
-        if is_new:
-            try:
-                client = LocalSamplingClient.open(self.state.engine, owner.store, path, base_model)
-                sampler, codec = client.sampler(), TextCodec(get_tokenizer(base_model))
-                parts = self.state.engine, sampler, codec
-                sizes = sampler.base.eos_ids, sampler.base.vocab_size
-                loaded = LoadedModel(model, base_model, *parts, *sizes, renderer_name)
-                future.set_result(loaded)
-            except BaseException as error:
-                # A failed load is not cached, so the next request retries.
-                self._drop(owner, model)
-                future.set_exception(error)
-        return future.result()
-
-    def _drop(self, owner: ApiUser, model: str) -> None:
-        with self._lock:
-            for key in [key for key in self._models if key[:2] == (owner.name, model)]:
-                del self._models[key]
+        loaded = self._models.get(key)
+        if loaded is None:
+            # One at a time; models in memory are served meanwhile.
+            with self._loading:
+                loaded = self._models.get(key)
+                if loaded is None:
+                    client = LocalSamplingClient.open(
+                        self.state.engine, owner.store, path, base_model
+                    )
+                    codec = TextCodec(get_tokenizer(base_model))
+                    loaded = LoadedModel(model, base_model, client.sampler(), codec, renderer_name)
+                    if len(self._models) >= MAX_MODELS:
+                        oldest = min(self._models, key=lambda one: self._models[one].used_at)
+                        del self._models[oldest]
+                    self._models[key] = loaded
+        loaded.used_at = time.monotonic()
+        return loaded
 
 
 def renderer_of(
@@ -237,11 +218,7 @@ def _renderer(base_model: str, name: str | None) -> Renderer:
 
 
 async def _loader(request: Request) -> ModelLoader:
-    # Async, because in threads two first requests could create two loaders.
-    app = request.app.state
-    if not hasattr(app, "openai_loader"):
-        app.openai_loader = ModelLoader(app.server)
-    return app.openai_loader
+    return request.app.state.openai_loader
 
 
 LoaderDep = Annotated[ModelLoader, Depends(_loader)]

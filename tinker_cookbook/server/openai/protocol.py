@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
@@ -133,18 +133,6 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-def check_stream_options(options: StreamOptions | None, stream: bool | None) -> None:
-    """Raises ``ApiError`` for options without a stream, and for an unknown one."""
-    if options is None:
-        return
-    if not stream:
-        raise ApiError(
-            "stream_options: got them without stream=true, expected both or neither",
-            param="stream_options",
-        )
-    check_extra(options, _NEUTRAL_STREAM_OPTIONS, (), within="stream_options.")
-
-
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -159,11 +147,16 @@ class StructuredOutputs(BaseModel):
     json_object: bool | None = None
 
 
-class SamplingFields(BaseModel):
-    """Sampling parameters of all requests, OpenAI's and vLLM's; ``SamplingSettings`` reads them."""
+class SamplingBody(BaseModel):
+    """Common fields of all requests: sampling (``SamplingSettings`` reads them), constraints of the
+    text, streaming."""
 
     model_config = ConfigDict(extra="allow")
 
+    without_effect: ClassVar[Sequence[str]] = _WITHOUT_EFFECT
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = _NEUTRAL
+
+    model: str
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -177,31 +170,15 @@ class SamplingFields(BaseModel):
     min_p: float | None = None
     min_tokens: Annotated[Int64, Field(ge=0)] | None = None
     stop_token_ids: list[Int64] | None = None
-
-
-class SamplingBody(SamplingFields):
-    """Common fields of all requests: sampling, constraints of the text, streaming."""
-
-    model: str
     response_format: Json | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Json | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     @property
     def constrains_text(self) -> bool:
         """Whether the request constrains its text, which ``constraints`` does."""
-        given = (
-            self.response_format,
-            self.structured_outputs,
-            self.guided_json,
-            self.guided_regex,
-            self.guided_choice,
-        )
-        return given != (None,) * len(given)
+        return self.response_format is not None or self.structured_outputs is not None
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
@@ -214,8 +191,12 @@ class SamplingBody(SamplingFields):
             body = cls.model_validate_json(raw)
         except ValidationError as error:
             raise first_problem(error) from error
-        check_extra(body, _NEUTRAL, _WITHOUT_EFFECT)
-        check_stream_options(body.stream_options, body.stream)
+        check_extra(body, cls.neutral_values, cls.without_effect)
+        if (options := body.stream_options) is not None:
+            if not body.stream:
+                problem = "stream_options: got them without stream=true, expected both or neither"
+                raise ApiError(problem, param="stream_options")
+            check_extra(options, _NEUTRAL_STREAM_OPTIONS, (), within="stream_options.")
         return body
 
 

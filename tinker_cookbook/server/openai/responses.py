@@ -15,7 +15,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from tinker_cookbook.engine.sampling.requests import Sample
 from tinker_cookbook.server.access import ApiUserDep
 from tinker_cookbook.server.bodies import Json, json_body_schema, read_json
 from tinker_cookbook.server.keys import ApiUser
@@ -29,7 +28,7 @@ from tinker_cookbook.server.openai.protocol import (
     SamplingBody,
     as_api_error,
 )
-from tinker_cookbook.server.openai.sampling import ResponseWriter, TokenBatch
+from tinker_cookbook.server.openai.sampling import ApiCall
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +44,13 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_t
 async def responses(request: Request, owner: ApiUserDep, loader: LoaderDep) -> Response:
     """Returns the next message of a conversation as output items."""
     body = await read_json(request, ResponsesBody.parse)
-    writer = await prepare(request, loader, owner, body, "input", _prepare)
-    return await writer.respond(request)
+    call = await prepare(request, loader, owner, body, "input", _prepare)
+    return await call.respond(request)
 
 
-def _prepare(loader: ModelLoader, owner: ApiUser, body: ResponsesBody) -> ResponseWriter:
+def _prepare(loader: ModelLoader, owner: ApiUser, body: ResponsesBody) -> ApiCall:
     chat = prepare_chat(loader, owner, as_chat_body(body))
-    names = "resp", "response", "response"
-    return _ResponsesWriter(body, *names, chat.choices, chat.samples)
+    return _ResponsesCall(loader.state, owner.name, body, chat.options, chat.prompts, chat.choices)
 
 
 def as_chat_body(body: ResponsesBody) -> ChatBody:
@@ -177,17 +175,17 @@ def _text(part: Any, where: str) -> str:
     return part["text"]
 
 
-@dataclass
-class _ResponsesWriter(ResponseWriter):
-    """Writer of a response as output items, complete or as events."""
+class _ResponsesCall(ApiCall):
+    """Call whose response has output items, complete or as events."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        body = self.body
+        body, settings = self.body, self.options.settings
         assert isinstance(body, ResponsesBody)
-        settings = self.samples.options.settings
         created = self._envelope.pop("created")
         self._envelope |= {
+            "id": f"resp-{secrets.token_hex(12)}",
+            "object": "response",
             "created_at": created,
             "error": None,
             "incomplete_details": None,
@@ -206,76 +204,55 @@ class _ResponsesWriter(ResponseWriter):
             "truncation": "disabled",
         }
 
-    def _whole(self, results: Sequence[Sequence[Sample]]) -> Json:
-        return self._response(results, _items(self.choices[0].whole()))
+    def _whole(self) -> Json:
+        choice, stream = self.choices[0].whole(), _ItemStream()
+        message = choice["message"]
+        calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls", []))]
+        delta = {**message, "tool_calls": calls}
+        list(stream.add({"delta": delta, "logprobs": choice["logprobs"]}))
+        list(stream.finish())
+        return self._response(stream.items)
 
-    def _response(self, results: Sequence[Sequence[Sample]] | None, items: Sequence[Json]) -> Json:
-        """Returns the response object; without ``results``, its status is in progress."""
-        if results is None:
-            return {**self._envelope, "status": "in_progress", "output": [], "usage": None}
-        cut = self.choices[0].whole()["finish_reason"] == "length"
-        usage = self._usage(results)
-        body = {
+    def _response(self, items: Sequence[Json]) -> Json:
+        """Returns the response object of complete choices."""
+        cut, usage = self.choices[0].whole()["finish_reason"] == "length", self._usage
+        status = "incomplete" if cut else "completed"
+        cached = usage["prompt_tokens_details"]
+        return {
             **self._envelope,
-            "status": "incomplete" if cut else "completed",
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": [
-                {**item, "status": "incomplete" if cut and item is items[-1] else "completed"}
-                for item in items
+                {**item, "status": status if item is items[-1] else "completed"} for item in items
             ],
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": {
-                    **usage["prompt_tokens_details"],
-                    "cache_write_tokens": 0,
-                },
+                "input_tokens_details": {**cached, "cache_write_tokens": 0},
                 "output_tokens": usage["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage["total_tokens"],
             },
         }
-        return body | ({"incomplete_details": {"reason": "max_output_tokens"}} if cut else {})
 
-    async def _events(
-        self, chunks: list[Json], batches: AsyncIterator[TokenBatch]
-    ) -> AsyncIterator[str]:
+    async def _events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[str]:
         """Yields server-sent events, from ``response.created`` to ``response.completed``."""
         stream = _ItemStream()
         try:
-            started = self._response(None, [])
+            started = {**self._envelope, "status": "in_progress", "output": [], "usage": None}
             yield stream.event("response.created", response=started)
             yield stream.event("response.in_progress", response=started)
-            for chunk in chunks:
+            async for chunk in chunks:
                 for event in stream.add(chunk):
                     yield event
-            async for batch in batches:
-                for chunk in self._add(batch):
-                    for event in stream.add(chunk):
-                        yield event
-            results = await self.samples.samples()
-            for choice, sample in self._by_choice(results):
-                for chunk in choice.end(sample.stop_reason):
-                    for event in stream.add(chunk):
-                        yield event
             for event in stream.finish():
                 yield event
-            whole = self._response(results, stream.items)
-            kind = "completed" if whole["status"] == "completed" else "incomplete"
-            yield stream.event(f"response.{kind}", response=whole)
+            whole = self._response(stream.items)
+            yield stream.event(f"response.{whole['status']}", response=whole)
         except Exception as error:
             # The status was already sent, so report the error in the stream.
             logger.exception("a stream ends with an error")
             problem = as_api_error(error).body()["error"]
             yield stream.event("error", error=problem, **problem)
-
-
-def _items(choice: Json) -> list[Json]:
-    """Converts a complete chat choice to output items."""
-    message, stream = choice["message"], _ItemStream()
-    delta = {name: message.get(name) for name in ("reasoning_content", "content")}
-    calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls", []))]
-    list(stream.add({"delta": {**delta, "tool_calls": calls}, "logprobs": choice["logprobs"]}))
-    list(stream.finish())
-    return stream.items
 
 
 @dataclass

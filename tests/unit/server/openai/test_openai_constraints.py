@@ -137,11 +137,6 @@ def test_no_call_is_made_where_none_is_allowed(chat):
         assert "<tool_call>" not in choice.message.content
 
 
-ALPHABET = sorted(
-    __import__("tokenizers").pre_tokenizers.ByteLevel.alphabet()
-)  # the vocabulary of the scripted model, behind five special tokens
-
-
 def test_penalties_bias_and_lengths_have_their_effect(oai, stories_model):
     def create(**more):
         extra = {
@@ -192,12 +187,6 @@ BAD = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "s
     ("more", "param", "words"),
     [
         ({"response_format": BAD}, "response_format", "Invalid type: strin"),
-        (
-            {"extra_body": {"guided_json": {"type": "string", "pattern": "(?!a)b"}}},
-            "guided_json",
-            "guided_json: pattern: '(?!a)b' has look-around",
-        ),
-        ({"extra_body": {"guided_regex": r"(a)\1"}}, "guided_regex", "a reference to a group"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_object"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
         ({"tool_choice": "required"}, "tool_choice", "without tools"),
@@ -212,21 +201,20 @@ BAD = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "s
             "role_colon",
             "declares no tools",
         ),
-        ({"extra_body": {"guided_json": "{"}}, "guided_json", "JSON"),
         (
-            {"response_format": FORMAT, "extra_body": {"guided_choice": ["a"]}},
-            "guided_choice",
-            "one of them",
+            {"response_format": FORMAT, "extra_body": {"structured_outputs": {"choice": ["a"]}}},
+            "structured_outputs",
+            "several constraints",
         ),
         # An empty constraint, as of a client that filters its choices, is not "no constraint".
-        ({"extra_body": {"guided_choice": []}}, "guided_choice", "no choice"),
-        ({"extra_body": {"guided_regex": ""}}, "guided_regex", "empty regular expression"),
-        ({"extra_body": {"guided_json": ""}}, "guided_json", "no JSON"),
-        ({"extra_body": {"guided_json": "[1]"}}, "guided_json", "schema: got [1]"),
-        ({"extra_body": {"structured_outputs": {}}}, "structured_outputs", "no constraint"),
         *(
             ({"extra_body": {"structured_outputs": of}}, "structured_outputs", words)
             for of, words in (
+                ({}, "no constraint"),
+                ({"json": {"type": "string", "pattern": "(?!a)b"}}, "has look-around"),
+                ({"regex": r"(a)\1"}, "a reference to a group"),
+                ({"json": "{"}, "no JSON"),
+                ({"json": "[1]"}, "schema: got [1]"),
                 ({"choice": []}, "no choice"),
                 ({"regex": ""}, "empty regular"),
                 ({"json_object": False}, "no constraint"),

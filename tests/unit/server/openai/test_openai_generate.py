@@ -84,7 +84,7 @@ def test_a_stream_has_the_same_tokens(post, prompt):
         ({"token_ids": [1], "sampling_params": {"ignore_eos": True}}, "ignore_eos", "false"),
         ({"token_ids": [1], "sampling_params": {"bad_word": 1}}, "bad_word", "'bad_words'"),
         ({"token_ids": [1], "sampling_params": {"prompt_logprobs": 1}}, "prompt_logprobs", "know"),
-        ({"token_ids": [1], "sampling_params": {"max_tokens": 0}}, "sampling_params", "equal to 1"),
+        ({"token_ids": [1], "sampling_params": {"max_tokens": 0}}, "max_tokens", "equal to 1"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(post, body, param, names):

@@ -5,6 +5,7 @@ import re
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import openai
 import pytest
 from tinker.types import ModelInput, SamplingParams
@@ -14,8 +15,8 @@ from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.sampling.options import SamplingSettings
-from tinker_cookbook.server.openai.sampling import SampleStream, SamplingOptions
-from tinker_cookbook.server.requests import SampleQuota
+from tinker_cookbook.backends.convert import TokenSequence
+from tinker_cookbook.server.openai.sampling import ApiCall, SamplingOptions
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +150,7 @@ def test_keys_models_and_addresses_that_are_unknown(oai_with, oai):
         with pytest.raises(openai.NotFoundError) as error:
             client.embeddings.create(model="x", input="y")
         assert said(error) == (404, "unknown_url", None)
-        for words in ("at /v1 (", "GET models, POST completions", "POST responses"):
-            assert words in error.value.response.json()["error"]["message"]
+        assert "OpenAI API is at /v1" in error.value.response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("where", ["here", "server"])
@@ -207,14 +207,18 @@ def test_closing_cancels_in_the_engine(stories_model, monkeypatch, tmp_path):
     monkeypatch.setattr(
         engine, "sample", lambda request: submitted.append(request) or sample(request)
     )
-    model = SimpleNamespace(engine=engine, sampler=client.sampler(), base_model=stories_model)
+    model = SimpleNamespace(sampler=client.sampler(), base_model=stories_model)
     options = SamplingOptions(model, SamplingSettings(seed=0), 8, None)
+    count = lambda owner, count: None  # noqa: E731
+    state = SimpleNamespace(engine=engine, acquire_samples=count, release_samples=count)
+    body, prompt = SimpleNamespace(model="m", stream=True), TokenSequence(np.array([5]))
+    kind = SimpleNamespace(id_prefix="", chunk_name="")
 
     async def leave():
-        samples = SampleStream(SampleQuota(8), options, [ModelInput.from_ints([5])])
-        await samples.start(streamed=True)
-        first = await anext(samples.token_batches())
-        samples.close()
+        call = ApiCall(state, "local", body, options, [prompt], [kind])
+        await call.start()
+        first = await anext(call.token_batches())
+        call.close()
         return submitted[0], first
 
     try:

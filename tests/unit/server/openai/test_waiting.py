@@ -8,10 +8,6 @@ import openai
 import pytest
 from serving import Caller
 
-from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.server.errors import BusyError
-from tinker_cookbook.server.requests import SampleQuota
-
 LONG = {"max_tokens": 500, "seed": 0}
 
 
@@ -57,17 +53,6 @@ def test_samples_of_the_sdk_leave_no_room_for_the_others(sdk, oai, stories_model
 
 
 def test_one_request_has_no_more_samples_than_may_wait(sdk, oai, stories_model):
-    quota = SampleQuota(4)
-    with pytest.raises(DataValidationError, match="got a request for 5 samples, the limit is 4"):
-        quota.acquire(5)
-    quota.acquire(4)
-    with pytest.raises(BusyError, match="4 samples are already queued, the limit is 4"):
-        quota.acquire(1)
-    quota.release(4)
-    quota.acquire(4)
-    with pytest.raises(BusyError):
-        quota.acquire(1)
-    assert quota.count == 4
     begin = time.monotonic()
     with pytest.raises(openai.BadRequestError, match="for 128000 samples, the limit is 64") as said:
         oai.completions.create(model=stories_model, prompt=[[1]] * 1000, n=128, max_tokens=1)
