@@ -11,11 +11,11 @@ import pytest
 from tinker.types import ModelInput, SamplingParams
 
 from tinker_cookbook.backends import connect
+from tinker_cookbook.backends.convert import TokenSequence
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.sampling.options import SamplingSettings
-from tinker_cookbook.backends.convert import TokenSequence
 from tinker_cookbook.server.openai.sampling import ApiCall, SamplingOptions
 
 
