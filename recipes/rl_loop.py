@@ -25,7 +25,7 @@ from tinker_cookbook.backends import TrainingClient
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.grading.numbers import check_gsm8k
-from tinker_cookbook.recipes.math_rl.datasets import Problem, read_problems
+from tinker_cookbook.recipes.math_rl.problems import Problem, read_problems
 from tinker_cookbook.recipes.own_loop import LoopSettings, run_own_loop, save_step
 from tinker_cookbook.renderers import Renderer, ensure_text, get_renderer
 from tinker_cookbook.rl.losses import loss_hint

@@ -7,25 +7,23 @@ answer. Scoring may use symbolic algebra, so it runs in a worker process with a 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from importlib.util import find_spec
 from typing import Any
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError, install_command, nearest
+from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.grading.worker_pool import TimedPool
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDatasetBuilder
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv
 from tinker_cookbook.rl.types import Env
 from tinker_cookbook.training.config import number
-from tinker_cookbook.utils.imports import pebble
+from tinker_cookbook.utils.imports import missing_extra, pebble
 
 logger = logging.getLogger(__name__)
 
@@ -132,35 +130,22 @@ def make_generator(generator: str, config: Mapping[str, Any], *, size: int, seed
 
     Raises ``ConfigurationError`` if the package, the generator or a setting does not exist.
     """
-    if find_spec("reasoning_gym") is None:
-        raise ConfigurationError(
-            f"env: the generator {generator!r} needs the package reasoning-gym, which is not "
-            f"installed; expected: {install_command('rl')}"
-        )
-    import reasoning_gym
-    from reasoning_gym import factory
-
+    try:
+        import reasoning_gym
+        from reasoning_gym import factory
+    except ImportError as error:
+        raise missing_extra(f"problems of {generator}", error, "rl") from error
     if generator not in factory.DATASETS:
         raise ConfigurationError(
-            f"generator: got {generator!r}, expected one of the {len(factory.DATASETS)} that "
-            f"reasoning-gym has{nearest(generator, factory.DATASETS)}; list(reasoning_gym.factory."
-            "DATASETS) names them"
+            f"generator: got {generator!r}, expected one of the {len(factory.DATASETS)} in "
+            f"reasoning_gym.factory.DATASETS{nearest(generator, factory.DATASETS)}"
         )
-    # Name a wrong setting here; create_dataset would raise a TypeError of its config class.
-    kind = factory.DATASETS[generator][1]
-    known = [field.name for field in dataclasses.fields(kind) if field.name not in ("size", "seed")]
-    for name in config:
-        if name not in known:
-            raise ConfigurationError(
-                f"config: got {name!r}, expected settings of {generator}: {', '.join(known)}"
-                f"{nearest(name, known)}"
-            )
     try:
         return reasoning_gym.create_dataset(generator, size=size, seed=seed, **config)
     except (AssertionError, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"config: {generator} refuses {dict(config)}: {error}; expected valid values "
-            f"for {', '.join(known)}"
+            f"config: {generator} refuses {dict(config)}: {error}; its settings are "
+            f"{', '.join(vars(factory.DATASETS[generator][1]()))}"
         ) from error
 
 
@@ -204,15 +189,12 @@ class ReasoningGymDatasetBuilder(ProblemDatasetBuilder):
 
     def load(self) -> tuple[Sequence[Entry], Sequence[Entry]]:
         """Returns both parts; problems are generated batch by batch."""
-        problems = self._generator()
-        return (
-            _Entries(problems, range(self.size)),
-            _Entries(problems, range(self.size, self.size + self.num_test)),
-        )
+        problems, size = self._generator(), self.size
+        test = range(size, size + self.num_test)
+        return _Entries(problems, range(size)), _Entries(problems, test)
 
     def _generator(self) -> Any:
-        # One generator for both parts: problem i depends on the seed and i, so the parts are
-        # disjoint.
+        # One generator for both parts: problem i depends on the seed and i, so they are disjoint.
         size = self.size + self.num_test
         return make_generator(self.generator, self.config, size=size, seed=self.seed)
 

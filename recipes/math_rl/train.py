@@ -87,27 +87,21 @@ class CLIConfig(train.Config):
 
 def _check_env(cli: CLIConfig) -> None:
     # Generated problems need no files.
-    made = cli.env == "arithmetic" or cli.env.startswith(GENERATOR_PREFIX)
-    if not made and cli.env not in ENVS:
+    generator = cli.env.startswith(GENERATOR_PREFIX)
+    if not generator and cli.env not in ENVS:
         raise ConfigurationError(
             f"env: got {cli.env!r}, expected one of {', '.join(ENVS)}, or "
             f"{GENERATOR_PREFIX}GENERATOR{nearest(cli.env, ENVS)}"
         )
-    for name in ("dataset_path", "test_path"):
-        if made and getattr(cli, name) is not None:
-            raise ConfigurationError(
-                f"{name}={getattr(cli, name)}: env={cli.env} makes its own problems; expected "
-                f"{name} with one of {', '.join(HUB_NAMES)}, which it replaces"
-            )
-    if cli.reasoning_gym_config and not cli.env.startswith(GENERATOR_PREFIX):
+    if (generator or cli.env == "arithmetic") and (path := cli.dataset_path or cli.test_path):
         raise ConfigurationError(
-            f"reasoning_gym_config={cli.reasoning_gym_config}: env={cli.env} has no such "
-            f"settings; expected them with env={GENERATOR_PREFIX}GENERATOR"
+            f"dataset_path, test_path: got {path}, but env={cli.env} makes its own problems; "
+            f"expected one of {', '.join(HUB_NAMES)}, whose problems they replace"
         )
-    if cli.include_fewshot and cli.env.startswith(GENERATOR_PREFIX):
+    if cli.reasoning_gym_config and not generator:
         raise ConfigurationError(
-            f"include_fewshot: got True, expected False with env={cli.env}, for which there is "
-            "no worked example"
+            f"reasoning_gym_config: got {cli.reasoning_gym_config} with env={cli.env}, expected "
+            f"env={GENERATOR_PREFIX}GENERATOR"
         )
 
 

@@ -21,7 +21,7 @@ import chz
 
 from tinker_cookbook import cli_utils
 from tinker_cookbook.exceptions import TinkerCookbookError
-from tinker_cookbook.recipes.math_rl.datasets import Problem, problem_of, read_problems
+from tinker_cookbook.recipes.math_rl.problems import Problem, problem_of, read_problems
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.recipes.true_thinking_score.tts import (
     DECORATIVE,

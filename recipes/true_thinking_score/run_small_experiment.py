@@ -10,7 +10,7 @@ from pathlib import Path
 import chz
 
 from tinker_cookbook import cli_utils
-from tinker_cookbook.recipes.math_rl.datasets import Problem
+from tinker_cookbook.recipes.math_rl.problems import Problem
 from tinker_cookbook.recipes.true_thinking_score.analyze import ScoreSettings, run
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint

@@ -10,17 +10,9 @@ import pytest
 from scripted_policy import COMMON, RUBBISH, play
 
 from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder, ArithmeticEnv
-from recipes.math_rl.datasets import (
-    MathDatasetBuilder,
-    Problem,
-    problem_of,
-    problems_from_hub,
-    read_problems,
-)
-from recipes.math_rl.math_env import (
-    Gsm8kEnv,
-    MathEnv,
-)
+from recipes.math_rl.datasets import MathDatasetBuilder
+from recipes.math_rl.math_env import Gsm8kEnv, MathEnv
+from recipes.math_rl.problems import Problem, problem_of, problems_from_hub, read_problems
 from recipes.math_rl.reasoning_gym_env import ReasoningGymDatasetBuilder
 from recipes.multiplayer_rl.guess_number.env import Game, GuessNumberDatasetBuilder
 from recipes.multiplayer_rl.twenty_questions.env import (
@@ -179,13 +171,11 @@ def test_local_files_in_place_of_the_hub(tmp_path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('{"question": "What?"}', "rows.jsonl:1: answer: got None"),
-        ('{"answer": "7"}', "rows.jsonl:1: question: got None"),
-        ('{"question": "What?", "answer": ["7"]}', r"answer: got \['7'\]"),
-        ('{"problem": "What?", "solution": "seven"}', "answer: got None"),
-        ('{"question": "What?", "answer": "7 days ####"}', "answer: got ''"),
-        ("[1]", "got list"),
-        ("seven", "not JSON"),
+        ('{"question": "What?"}', "rows.jsonl:1: got question 'What\\?' and answer None"),
+        ('{"answer": "7"}', "got question None"),
+        ('{"question": "What?", "answer": ["7"]}', r"answer \['7'\]"),
+        ('{"question": "What?", "answer": "7 days ####"}', "answer '7 days ####'"),
+        ("[1]", "got question None"),
         ("", "got no problem"),
     ],
 )
@@ -221,7 +211,6 @@ def test_without_the_hub_it_is_said_what_is_missing_and_what_helps(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"env": "gsm"}, "env: got 'gsm'.*did you mean 'gsm8k'"),
         ({"env": "math", "dataset_path": "no-such-file.jsonl"}, "dataset_path: there is no file"),
         ({"env": "math", "test_path": "no-such-file.jsonl"}, "test_path: there is no file"),
         ({"env": "math", "grading_timeout_seconds": 0}, "grading_timeout_seconds: got 0"),
