@@ -28,6 +28,7 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder
 from tinker_cookbook.sandbox import SandboxBackend
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.tool_use import Tool, build_agent_tool_env
+from tinker_cookbook.training.config import number
 
 DATASETS = (ONE_LINE, *HUB_DATASETS)
 
@@ -89,9 +90,8 @@ class DeepcoderEnvGroupBuilder(EnvGroupBuilder):
             if self.max_turns > 1:
                 checker = DeepcoderTool(self.task, self.sandbox_backend, self.timeout)
                 tools = [checker.check_solution]
-                messages = renderer.create_conversation_prefix_with_tools(
-                    tools=[checker.check_solution.to_spec()]
-                )
+                specs = [checker.check_solution.to_spec()]
+                messages = renderer.create_conversation_prefix_with_tools(tools=specs)
             envs.append(
                 build_agent_tool_env(
                     renderer=renderer,
@@ -126,9 +126,9 @@ class DeepcoderDatasetBuilder(ProblemDatasetBuilder):
     renderer_name: str | None = chz.field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None, doc="Chat format; default: the model's"
     )
-    max_turns: int = chz.field(default=2, doc="Maximum answers of an episode; 1: no tool")
+    max_turns: int = number(2, "Maximum answers of an episode; 1: no tool", low=1)
     format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without a code block")
-    timeout: int = chz.field(default=6, doc="Seconds of a test")
+    timeout: int = number(6, "Seconds of a test", low=1)
     sandbox_backend: SandboxBackend | None = chz.field(
         default=None, doc="local, sandboxfusion or modal; default: local"
     )
@@ -161,20 +161,14 @@ class DeepcoderDatasetBuilder(ProblemDatasetBuilder):
 
     def group(self, renderer: Renderer, size: int, problem: DeepcoderTask) -> EnvGroupBuilder:
         """Returns the episodes of a task."""
+        # The same settings, except those of the group.
+        names = chz.chz_fields(self).keys() & chz.chz_fields(DeepcoderEnvGroupBuilder).keys()
         return DeepcoderEnvGroupBuilder(
             task=problem,
-            group_size=size,
             model_name=self.model_name_for_tokenizer,
-            renderer_name=self.renderer_name,
-            max_turns=self.max_turns,
-            sandbox_backend=self.sandbox_backend,
-            timeout=self.timeout,
-            format_coef=self.format_coef,
-            max_generation_tokens=self.max_generation_tokens,
-            context_overflow_reward=self.context_overflow_reward,
-            partial_credit=self.partial_credit,
             # A small model writes one line without a block.
             code_block=self.dataset != ONE_LINE or self.dataset_path is not None,
+            **{name: getattr(self, name) for name in names} | {"group_size": size},
         )
 
     def renderer(self) -> Renderer:
@@ -192,10 +186,7 @@ class DeepcoderDatasetBuilder(ProblemDatasetBuilder):
                 "with tasks to train on"
             )
         train = load_tasks(self.dataset, "train", self.dataset_path)
-        if self.num_test == 0:
+        # A file of the user has no test split.
+        if self.num_test == 0 or (self.dataset_path is not None and self.test_path is None):
             return train, []
-        if self.test_path is not None:
-            return train, load_tasks(self.dataset, "test", self.test_path)
-        if self.dataset_path is not None:
-            return train, []
-        return train, load_tasks(self.dataset, "test")
+        return train, load_tasks(self.dataset, "test", self.test_path)

@@ -17,7 +17,6 @@ from tinker_cookbook.recipes.code_rl.code_env import DATASETS, DeepcoderDatasetB
 from tinker_cookbook.recipes.code_rl.tasks import ONE_LINE
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.rollouts.limits import check_range
 from tinker_cookbook.sandbox import SandboxBackend, available_tier
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
@@ -54,8 +53,6 @@ class CLIConfig(train.Config):
 
     def build_dataset(self) -> DeepcoderDatasetBuilder:
         """Returns the tasks."""
-        for name in ("max_turns", "timeout"):
-            check_range(name, getattr(self, name), 1)
         if self.sandbox_backend == SandboxBackend.LOCAL:
             # Before anything else: without a sandbox no program may run.
             available_tier()

@@ -22,6 +22,7 @@ from tinker_cookbook.renderers import Message, normalize_messages
 from tinker_cookbook.supervised.data import Rows
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import SUFFIXES
+from tinker_cookbook.training.config import number
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,12 @@ class HubComparisonBuilder(ComparisonDatasetBuilder):
     """
 
     path: str = chz.field(doc="Hub name, or folder of a copy")
-    test_size: int = chz.field(default=1024, doc="Maximum rows to hold out")
+    test_size: int = number(1024, "Maximum rows to hold out")
     hub_config: str | None = chz.field(default=None, doc="Named configuration of the dataset")
     test_split: str | None = chz.field(default=None, doc="Held-out split, if there is one")
 
     def get_train_and_test_datasets(self) -> tuple[Rows, Rows | None]:
         """Loads the splits; raises DataError, with an alternative, if they are unavailable."""
-        if self.test_size < 0:
-            raise ConfigurationError(f"test_size: got {self.test_size}, expected at least 0")
         train = self._load("train")
         source = train if self.test_split is None else self._load(self.test_split)
         # A fixed seed, so that runs with different seeds are evaluated on the same rows.
@@ -63,11 +62,6 @@ class HubComparisonBuilder(ComparisonDatasetBuilder):
         # The dataset has a held-out split, so all training rows are kept.
         if self.test_split is not None:
             return train, test
-        if self.test_size >= len(train):
-            raise ConfigurationError(
-                f"test_size: got {self.test_size}, expected less than {len(train)}, the rows of "
-                f"{self.path}, which has no held-out split"
-            )
         return _Chosen(train, order[self.test_size :]), test
 
     def _load(self, split: str) -> Rows:
@@ -103,11 +97,7 @@ class HelpSteer3ComparisonBuilder(HubComparisonBuilder):
 
     def example_to_labeled_comparison(self, example: Any) -> LabeledComparison | None:
         """Below 0 the first answer is better, above it the second; 0 is a tie."""
-        preference = _field(example, "overall_preference")
-        if isinstance(preference, bool) or not isinstance(preference, int):
-            raise DataFormatError(
-                f"overall_preference: got {preference!r}, expected a whole number from -3 to 3"
-            )
+        preference = int(_field(example, "overall_preference"))
         label: Label = "Tie" if preference == 0 else "A" if preference < 0 else "B"
         comparison = Comparison(
             normalize_messages(_field(example, "context")),
@@ -163,20 +153,16 @@ def get_comparison_builder(
     formats of ``preference.comparison_file``. Without ``test_size`` and ``test_path`` 1024
     comparisons of a Hub dataset and 100 of a file, sampled by ``seed``, are held out.
     """
-    if dataset == "example" or dataset in _BY_NAME:
-        if test_path is not None:
+    for name, given in (("test_path", test_path), ("test_size", test_size)):
+        if given is not None and (dataset == "example" or (dataset in _BY_NAME and test_path)):
             raise ConfigurationError(
-                f"test_path: got {test_path} with dataset={dataset}, which already has a "
-                "held-out part; leave it out, or name a file as the dataset"
+                f"{name}: got {given} with dataset={dataset}, which has a held-out part; leave it "
+                "out, or name a file as the dataset"
             )
-        if dataset != "example":
-            builder = _BY_NAME[dataset]
-            return builder() if test_size is None else builder(test_size=test_size)
-        if test_size is not None:
-            raise ConfigurationError(
-                f"test_size: got {test_size} with dataset=example, whose held-out part is a "
-                "separate file; leave it out"
-            )
+    if dataset in _BY_NAME:
+        builder = _BY_NAME[dataset]
+        return builder() if test_size is None else builder(test_size=test_size)
+    if dataset == "example":
         return ComparisonBuilderFromJsonl(
             train_path=str(example_data("comparisons.jsonl")),
             test_path=str(example_data("comparisons_test.jsonl")),

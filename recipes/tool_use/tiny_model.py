@@ -4,7 +4,7 @@
 
 The model is a Llama of 0.1 million parameters with Qwen's chat format and a vocabulary of only the
 words of the task, trained for half a minute on example episodes. In these a look-up uses the right
-tool with probability ``right_share``, else the wrong tool, and sums are missing at the same rate.
+tool in half of the cases, else the wrong tool, and sums are missing at the same rate.
 So the model copies arguments and makes valid calls, but it must learn by RL which calls to make.
 """
 
@@ -18,7 +18,6 @@ from typing import Any
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.tiny_models.llama import (
     Row,
     TinyModelSettings,
@@ -56,17 +55,11 @@ _PIECES = (
 class CLIConfig(TinyModelSettings):
     """Settings of the model."""
 
-    right_share: float = chz.field(default=0.5, doc="Share of right calls in the example episodes")
     num_examples: int = number(3000, "Example episodes", low=1)
-
-    @chz.validate
-    def _check(self) -> None:
-        if not 0 <= self.right_share <= 1:
-            raise ConfigurationError(f"right_share: got {self.right_share}, expected 0 to 1")
 
 
 async def example_episode(
-    question: Question, rng: random.Random, right_share: float
+    question: Question, rng: random.Random, right_share: float = 0.5
 ) -> list[Message]:
     """Returns the messages after the declaration of the tools, wrong calls included."""
     shop = Shop(question.seed)
@@ -121,7 +114,7 @@ async def make_rows(config: CLIConfig, renderer: Renderer) -> list[Row]:
     )
     rows: list[Row] = []
     for question in make_questions(config.num_examples, config.seed + 1):
-        episode = await example_episode(question, rng, config.right_share)
+        episode = await example_episode(question, rng)
         for tokens, weights in renderer.build_supervised_examples(
             [*prefix, *episode], "all_assistant_messages"
         ):
@@ -129,7 +122,7 @@ async def make_rows(config: CLIConfig, renderer: Renderer) -> list[Row]:
     return rows
 
 
-async def make_model(config: CLIConfig) -> None:
+async def main(config: CLIConfig) -> None:
     """Trains the model and writes it."""
     with new_folder(config.output) as folder:
         tokenizer = make_tokenizer(folder)
@@ -142,9 +135,6 @@ async def make_model(config: CLIConfig) -> None:
         f"tiny model: {config.num_examples} example episodes, loss of a token {loss:.3f} nats"
     )
     print_line(config.output)
-
-
-main = make_model
 
 
 if __name__ == "__main__":

@@ -37,9 +37,6 @@ class CLIConfig(train.Config):
     model_name: str = chz.field(
         default=TINY, doc="Hub name or folder of a model; tiny: one that the recipe trains first"
     )
-    tiny_right_share: float = chz.field(
-        default=0.5, doc="model_name=tiny: share of right calls in its example episodes"
-    )
     tiny_steps: int = chz.field(default=400, doc="model_name=tiny: steps of its training")
     max_turns: int = chz.field(default=5, doc="Maximum answers of an episode, including tool calls")
     call_coef: float = chz.field(default=0.2, doc="Additional reward for making all needed calls")
@@ -66,13 +63,9 @@ async def with_model(cli: CLIConfig) -> CLIConfig:
     if cli.model_name != TINY:
         return cli
     # Its name includes everything it depends on, so that another run can reuse it.
-    name = f"tool_use_tiny_{cli.tiny_right_share:g}_{cli.tiny_steps}"
-    folder = Path(cli_utils.default_log_path(name))
+    folder = Path(cli_utils.default_log_path(f"tool_use_tiny_{cli.tiny_steps}"))
     if not (folder / "config.json").exists():
-        settings = tiny_model.CLIConfig(
-            output=str(folder), right_share=cli.tiny_right_share, steps=cli.tiny_steps
-        )
-        await tiny_model.make_model(settings)
+        await tiny_model.main(tiny_model.CLIConfig(output=str(folder), steps=cli.tiny_steps))
     return chz.replace(
         cli,
         model_name=str(folder),

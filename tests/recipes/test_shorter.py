@@ -65,8 +65,6 @@ def test_the_demo_model_is_the_default():
     ("argument", "words"),
     [
         ("group_size=1", "group_size: got 1, expected at least 2"),
-        ("matchup_group_size=1", "matchup_group_size: got 1"),
-        ("tournament_pattern=all_pairs", "tournament_pattern: got 'all_pairs'"),
         ("max_tokens=0", "max_tokens: got 0"),
     ],
 )

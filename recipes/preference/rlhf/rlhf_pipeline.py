@@ -18,8 +18,6 @@ To continue, run the same command: a finished stage is skipped, an interrupted s
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import TypeVar
@@ -40,7 +38,7 @@ from tinker_cookbook.run.changes import changed_settings
 from tinker_cookbook.supervised import train as sft_train
 from tinker_cookbook.training.config import TrainingConfig, check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.terminal import get_console
+from tinker_cookbook.utils.terminal import print_line
 
 T = TypeVar("T", bound=TrainingConfig)
 
@@ -69,7 +67,7 @@ async def main(config: CLIConfig) -> None:
             sft, rm = finished(config, "sft"), finished(config, "rm")
             await run_stage("rl", rl_config(config, sft, rm), rl_train.main)
             result = await measure_win_rate(config, sft, rm, finished(config, "rl"))
-            _print(
+            print_line(
                 f"win rate of stage 3 against stage 1: {result['win_rate']:.3f}, 95% interval "
                 f"{result['win_rate_low']:.3f} to {result['win_rate_high']:.3f}, over "
                 f"{result['num_comparisons']:.0f} held-out prompts\n"
@@ -109,22 +107,15 @@ def check(cli: CLIConfig) -> None:
 
 
 def finished(cli: CLIConfig, stage: str) -> CheckpointRecord:
-    """Returns the final checkpoint of a stage; the error states the command that creates it."""
+    """Returns the final checkpoint of a stage; raises ``ConfigurationError`` if it has none."""
     folder = cli.stage_folder(stage)
     last = get_last_checkpoint(folder, "sampler_path")
     if last is not None and last.final:
         return last
     found = "no checkpoint" if last is None else f"only an unfinished run (step {last.batch})"
-    # The command line of this run, with only that stage selected.
-    flags = {f"run_{name}": name == stage for name in STAGES}
-    fixed = (*flags, "log_path", "behavior_if_log_dir_exists")
-    # Other settings are repeated, because the earlier stage must have the same model and data.
-    given = [word for word in sys.argv[1:] if not word.lstrip("-").startswith(fixed)]
-    words = [*given, f"log_path={cli.folder}", *(f"{key}={on}" for key, on in flags.items())]
-    command = [sys.executable, "-m", "recipes.preference.rlhf.rlhf_pipeline", *words]
     raise ConfigurationError(
         f"run_{stage}=False: {folder}/checkpoints.jsonl has {found}, and stage 3 needs the final "
-        f"one of {_TITLES[stage]}; train it with\n  {shlex.join(command)}"
+        f"one of {_TITLES[stage]}; train it with the same command and run_{stage}=True"
     )
 
 
@@ -143,14 +134,10 @@ async def run_stage(stage: str, config: T, train: Callable[[T], Awaitable[None]]
         )
     # With changed settings the training loop decides whether the stage may continue.
     if last is not None and last.final and not changed:
-        _print(f"{_TITLES[stage]}: finished before, {last.batch} steps, {last.sampler_path}")
+        print_line(f"{_TITLES[stage]}: finished before, {last.batch} steps, {last.sampler_path}")
         return
-    _print(f"{_TITLES[stage]}: {config.log_path}")
+    print_line(f"{_TITLES[stage]}: {config.log_path}")
     await train(config)
-
-
-def _print(line: str) -> None:
-    get_console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 cli_main = main

@@ -8,13 +8,11 @@ from pathlib import Path
 import chz
 
 from tinker_cookbook import cli_utils
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
 from tinker_cookbook.recipes.preference.datasets import get_comparison_builder
 from tinker_cookbook.recipes.start import DEMO_MODEL
-from tinker_cookbook.rl.envs.preference_envs import TournamentPattern
 from tinker_cookbook.run.paths import CONFIG_FILE
-from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.training.config import TrainingConfig, number
 
 STAGES = ("sft", "rm", "rl")
 DEFAULT_LOG_PATH = str(cli_utils.default_log_path("rlhf"))
@@ -46,7 +44,7 @@ class CLIConfig(TrainingConfig):
         default="comparisons",
         doc="Demonstrations: comparisons (both answers of each), or a JSONL file of conversations",
     )
-    num_test: int = chz.field(default=80, doc="Maximum held-out comparisons per evaluation")
+    num_test: int = number(80, "Maximum held-out comparisons per evaluation", low=1)
     max_length: int | None = chz.field(
         default=None, doc="Tokens after which examples are cut; default: the model's context"
     )
@@ -55,19 +53,16 @@ class CLIConfig(TrainingConfig):
     sft_learning_rate: float | None = chz.field(
         default=None, doc="Default: the recommended rate for the model"
     )
-    sft_max_steps: int | None = chz.field(default=40, doc="Steps of stage 1, if max_steps allows")
+    sft_max_steps: int | None = number(40, "Steps of stage 1, if max_steps allows", low=1)
     rm_learning_rate: float | None = chz.field(
         default=None, doc="Default: 0.4 times the recommended rate"
     )
-    rm_swap: bool = chz.field(
-        default=False, doc="Train each comparison in both orders: twice the work of stage 2"
-    )
-    rm_max_steps: int | None = chz.field(default=30, doc="Steps of stage 2, if max_steps allows")
+    rm_max_steps: int | None = number(30, "Steps of stage 2, if max_steps allows", low=1)
 
     rl_learning_rate: float | None = chz.field(
         default=None, doc="Default: 0.075 times the recommended rate"
     )
-    rl_max_steps: int | None = chz.field(default=20, doc="Steps of stage 3, if max_steps allows")
+    rl_max_steps: int | None = number(20, "Steps of stage 3, if max_steps allows", low=1)
     rl_batch_size: int = chz.field(default=4, doc="Prompts per step in stage 3")
     rl_group_size: int = chz.field(default=4, doc="Answers to a prompt, compared with each other")
     rl_max_tokens: int = chz.field(default=128, doc="Maximum tokens to sample in an answer")
@@ -76,12 +71,6 @@ class CLIConfig(TrainingConfig):
     judge_both_orders: bool = chz.field(
         default=True, doc="Score both orders of the answers and average the log-odds"
     )
-    tournament_pattern: TournamentPattern | None = chz.field(
-        default=None,
-        doc="Which pairs of a group are compared; default: all, each once, or in both orders where "
-        "the judge does not score both",
-    )
-    matchup_group_size: int = chz.field(default=4, doc="Matchup group size: answers compared")
     kl_penalty_coef: float = chz.field(
         default=0.02, doc="Weight of the KL penalty towards stage 1; 0: none"
     )
@@ -95,29 +84,6 @@ class CLIConfig(TrainingConfig):
     )
     save_every: int | None = 10
     eval_every: int = 100
-
-    @chz.validate
-    def _check_numbers(self) -> None:
-        for name in (f"{stage}_max_steps" for stage in STAGES):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigurationError(
-                    f"{name}: got {getattr(self, name)}, expected at least 1; leave the stage out "
-                    f"with run_{name.partition('_')[0]}=False"
-                )
-        if self.num_test < 1:
-            raise ConfigurationError(f"num_test: got {self.num_test}, expected at least 1")
-
-    @property
-    def tournament(self) -> TournamentPattern:
-        """Pattern of pairs in which the judge scores each pair in both orders."""
-        if self.tournament_pattern is not None:
-            return self.tournament_pattern
-        # A judge that scores both orders sees each pair once; otherwise both orders are matchups.
-        return (
-            TournamentPattern.ALL_PAIRS_ONE_WAY
-            if self.judge_both_orders
-            else TournamentPattern.ALL_PAIRS_BOTH_WAYS
-        )
 
     @property
     def folder(self) -> Path:

@@ -28,7 +28,10 @@ from tinker_cookbook.recipes.preference.rlhf.settings import CLIConfig
 from tinker_cookbook.recipes.start import chat_data
 from tinker_cookbook.renderers import Message, Renderer, TrainOnWhat, get_renderer
 from tinker_cookbook.rl import train as rl_train
-from tinker_cookbook.rl.envs.preference_envs import PairwisePreferenceRLDatasetBuilder
+from tinker_cookbook.rl.envs.preference_envs import (
+    PairwisePreferenceRLDatasetBuilder,
+    TournamentPattern,
+)
 from tinker_cookbook.supervised import train as sft_train
 from tinker_cookbook.supervised.conversation_file import ChatDataset, FromConversationFileBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
@@ -54,7 +57,7 @@ def sft_config(cli: CLIConfig) -> sft_train.Config:
             common_config=common, comparison_builder=cli.comparisons
         )
     else:
-        dataset = DemonstrationFileBuilder(
+        dataset = FromConversationFileBuilder(
             common_config=chz.replace(common, train_on_what=TrainOnWhat.ALL_ASSISTANT_MESSAGES),
             file_path=cli.sft_dataset,
             shuffle_seed=cli.seed,
@@ -78,7 +81,6 @@ def rm_config(cli: CLIConfig) -> sft_train.Config:
         dataset_builder=ChatDatasetBuilderFromComparisons(
             common_config=chat_data(cli, cli.batch_size, cli.max_length),
             comparison_builder=comparisons,
-            swap=cli.rm_swap,
             swap_seed=cli.seed,
         ),
         evaluator_builders=[
@@ -110,10 +112,12 @@ def rl_config(cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord) -> rl
             batch_size=cli.rl_batch_size,
             policy_renderer_name=cli.renderer,
             policy_model_name=cli.model_name,
-            tournament_pattern=cli.tournament,
+            # A judge that scores both orders sees each pair once.
+            tournament_pattern=TournamentPattern.ALL_PAIRS_ONE_WAY
+            if cli.judge_both_orders
+            else TournamentPattern.ALL_PAIRS_BOTH_WAYS,
             group_size=cli.rl_group_size,
             preference_model_builder=judge_builder(cli, rm),
-            matchup_group_size=cli.matchup_group_size,
             num_test=cli.num_test,
             # The judge has the same base model, hence the same context.
             max_judge_length=model_info.resolve_max_length(cli.model_name, None),
@@ -202,16 +206,6 @@ class AnswersOfComparisonsBuilder(ChatDatasetBuilder):
         """Returns the first ``n`` different held-out prompts."""
         _, test = self.comparison_builder.comparison_sets
         return [] if test is None else test.prompts(n, self.renderer)
-
-
-@chz.chz
-class DemonstrationFileBuilder(FromConversationFileBuilder):
-    """Conversations of a file of the user's."""
-
-    @property
-    def setting_names(self) -> tuple[str, str]:
-        """What this recipe calls the file."""
-        return "sft_dataset", "test_path"
 
 
 def _conversations(comparisons: list[LabeledComparison], renderer: Renderer) -> list[list[Message]]:

@@ -27,10 +27,7 @@ from tinker_cookbook.recipes.preference.shorter.env import (
 )
 from tinker_cookbook.recipes.start import DEMO_MODEL, blocking
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.envs.preference_envs import (
-    PairwisePreferenceRLDatasetBuilder,
-    TournamentPattern,
-)
+from tinker_cookbook.rl.envs.preference_envs import PairwisePreferenceRLDatasetBuilder
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
@@ -44,10 +41,6 @@ class CLIConfig(train.Config):
     group_size: int = 8
     learning_rate: float | None = 1e-4  # 3e-4, as in other RL recipes, leads to one-word answers
     max_tokens: int = 64
-    tournament_pattern: TournamentPattern = chz.field(
-        default=TournamentPattern.ALL_PAIRS_BOTH_WAYS, doc="Which pairs of a group are compared"
-    )
-    matchup_group_size: int = chz.field(default=4, doc="Matchup group size: answers compared")
     test_group_size: int = chz.field(default=4, doc="Answers to a held-out question")
     num_epochs: int = 4
     max_steps: int | None = 20
@@ -63,8 +56,6 @@ class CLIConfig(train.Config):
             policy_renderer_name=self.renderer,
             policy_model_name=self.model_name,
             preference_model_builder=ShorterPreferenceModelBuilder(),
-            tournament_pattern=self.tournament_pattern,
-            matchup_group_size=self.matchup_group_size,
             test_group_size=self.test_group_size,
         )
 

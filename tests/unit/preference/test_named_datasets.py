@@ -66,13 +66,10 @@ def test_helpsteer3_prefers_by_the_sign(preference, label):
 
 
 def test_helpsteer3_rows_that_cannot_be_read_are_named(folder):
-    for row, message in (
-        (helpsteer_row("2"), "overall_preference: got '2', expected a whole number"),
-        (helpsteer_row(1) | {"response2": None}, "expected 'response2'"),
-    ):
-        path = folder(train=[helpsteer_row(1), row], validation=[helpsteer_row(1)])
-        with pytest.raises(DataFormatError, match=f"row 1: .*{message}"):
-            HelpSteer3ComparisonBuilder(path=path).get_labeled_comparisons()
+    row = helpsteer_row(1) | {"response2": None}
+    path = folder(train=[helpsteer_row(1), row], validation=[helpsteer_row(1)])
+    with pytest.raises(DataFormatError, match=r"row 1: .*expected 'response2'"):
+        HelpSteer3ComparisonBuilder(path=path).get_labeled_comparisons()
 
 
 @pytest.mark.parametrize("name", ["hhh", "helpsteer3", "ultrafeedback"])
