@@ -142,12 +142,6 @@ class FakeVLLM:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def restart(self) -> None:
-        """Forgets all adapters, as a server that was started again."""
-        for name in list(self.adapters):
-            self.model.unload(name)
-        self.adapters.clear()
-
 
 Step = tuple[int, int, float, dict[int, float], str | None]
 """Sample, token, log-probability, the most probable tokens, and why the sample ended."""

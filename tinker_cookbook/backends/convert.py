@@ -128,12 +128,18 @@ def adam_settings_of(params: types.AdamParams) -> AdamSettings:
 def sample_response_of(
     samples: Sequence[Sample],
     scores: PromptScores,
-    target_logprobs: types.TensorData | None,
+    targets: np.ndarray | None,
     sequence_ids: Sequence[str],
     adjustments: tuple[str, ...] = (),
 ) -> LocalSampleResponse:
-    """Returns the SDK's response; ``sequence_ids`` are unique among all clients, ``adjustments``
-    the options that changed the sampling."""
+    """Returns the SDK's response; ``targets`` [T - 1, K] are token ids whose scores were requested,
+    ``sequence_ids`` are unique among all clients, ``adjustments`` the options that changed the
+    sampling."""
+    requested = None
+    if targets is not None and scores.target_logprobs is not None:
+        # Skipped entries were scored as token 0; the protocol requires 0.0 for them.
+        filled = np.where(targets < 0, np.float32(0), scores.target_logprobs)
+        requested = types.TensorData.from_numpy(filled)
     topk = None
     if scores.topk_ids is not None and scores.topk_logprobs is not None:
         topk = TopkLogprobs(scores.topk_ids, scores.topk_logprobs)
@@ -156,7 +162,7 @@ def sample_response_of(
         sequences=sequences,
         prompt_logprobs_np=scores.logprobs,
         topk_prompt_logprobs_np=topk,
-        target_prompt_logprobs=target_logprobs,
+        target_prompt_logprobs=requested,
         prompt_cache_hit_tokens=samples[0].cached_prompt_tokens,
     )
     response.sampling_adjustments = adjustments

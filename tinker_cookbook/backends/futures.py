@@ -42,25 +42,31 @@ class LocalFuture(tinker.APIFuture[T]):
 
         In async code await the future instead: this blocks the event loop (warned once).
         """
-        return _blocking_result(self._future, timeout)
+        global _warned_of_blocking
+        # A finished result does not block, so no warning is needed.
+        waits = not (self._future.done() or _warned_of_blocking)
+        if waits and asyncio._get_running_loop() is not None:
+            _warned_of_blocking = True
+            warnings.warn(
+                ".result() in async code blocks the event loop until the result is ready: every "
+                "other task waits. Write `await future` instead. (This warning is shown once.)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return self._future.result(timeout)
 
     async def result_async(self, timeout: float | None = None) -> T:
         """Waits without blocking the event loop; raises the error, or ``TimeoutError``."""
-        return await _wait(self._future, timeout)
+        async with asyncio.timeout(timeout):
+            # Without the shield, a cancelled waiter would cancel the operation in the queue.
+            return await asyncio.shield(asyncio.wrap_future(self._future))
 
     def future(self) -> ConcurrentFuture[T]:
         """Returns the underlying ``concurrent.futures.Future``."""
         return self._future
 
     def __repr__(self) -> str:
-        future = self._future
-        if not future.done():
-            state = "running" if future.running() else "queued"
-        elif future.cancelled():
-            state = "cancelled"
-        else:
-            state = "done" if future.exception() is None else f"failed: {future.exception()!r}"
-        return f"<LocalFuture {state}>"
+        return f"<{type(self).__name__} of {self._future!r}>"
 
 
 class SampleFuture(LocalFuture[T]):
@@ -141,7 +147,7 @@ def done_future(value: T) -> LocalFuture[T]:
 
 
 class AsyncNames:
-    """Adds the names of SDKs before 0.38: ``NAME_async`` for each public method ``NAME``.
+    """Adds the SDK's older names: ``NAME_async`` for each public method ``NAME``.
 
     Awaiting such a method returns the result. If ``async_gives_futures`` is set, as in a
     training client, awaiting it returns the future of the request, which is awaited separately.
@@ -155,43 +161,38 @@ class AsyncNames:
             # Keep names that the class or a base class defines.
             public = inspect.isfunction(method) and not name.startswith("_")
             if public and not name.endswith("_async") and not hasattr(cls, f"{name}_async"):
-                setattr(cls, f"{name}_async", async_twin(method))
+                setattr(cls, f"{name}_async", _async_twin(method))
 
 
-def async_twin(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the async version of a client's method; see ``AsyncNames``."""
-
+def _async_twin(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    async def twin(self: Any, *args: Any, **kwargs: Any) -> Any:
+    async def twin(self: AsyncNames, *args: Any, **kwargs: Any) -> Any:
         out = method(self, *args, **kwargs)
-        if isinstance(out, LocalFuture) and getattr(type(self), "async_gives_futures", False):
+        if self.async_gives_futures and not isinstance(out, ReadyClient):
             return out
         return await out if isinstance(out, tinker.APIFuture) else out
 
     return twin
 
 
-class ReadyClient(tinker.APIFuture[C], Generic[C]):
+class ReadyClient(LocalFuture[C], Generic[C]):
     """Base of clients that can be used before their creation has finished: methods queue behind it.
 
     ``class Client(ReadyClient["Client"])``: ``await client`` and ``client.result()`` wait for the
     creation, raise its error, and return the client itself, like a future of a client.
-
-    Args:
-        creation: finishes when the client exists; its result is not used.
     """
 
     def __init__(self, creation: ConcurrentFuture[Any]) -> None:
-        self._creation = creation
+        super().__init__(creation)
 
     def result(self, timeout: float | None = None) -> C:
         """Blocks until the client exists; raises the error of its creation."""
-        _blocking_result(self._creation, timeout)
+        super().result(timeout)
         return cast("C", self)
 
     async def result_async(self, timeout: float | None = None) -> C:
         """Waits until the client exists; raises the error of its creation."""
-        await _wait(self._creation, timeout)
+        await super().result_async(timeout)
         return cast("C", self)
 
     def future(self) -> ConcurrentFuture[C]:
@@ -199,31 +200,8 @@ class ReadyClient(tinker.APIFuture[C], Generic[C]):
         # Not the creation itself, because the client's queued operations depend on it.
         ready: ConcurrentFuture[C] = ConcurrentFuture()
 
-        def pass_on(creation: ConcurrentFuture[Any]) -> None:
-            if creation.cancelled():
-                settle(ready, error=CancelledError())
-            else:
-                settle(ready, self, creation.exception())
+        def pass_on(made: ConcurrentFuture[Any]) -> None:
+            settle(ready, self, CancelledError() if made.cancelled() else made.exception())
 
-        self._creation.add_done_callback(once(pass_on))
+        self._future.add_done_callback(once(pass_on))
         return ready
-
-
-async def _wait(future: ConcurrentFuture[T], timeout: float | None) -> T:
-    async with asyncio.timeout(timeout):
-        # Without the shield, a cancelled waiter would cancel the operation in the engine's queue.
-        return await asyncio.shield(asyncio.wrap_future(future))
-
-
-def _blocking_result(future: ConcurrentFuture[T], timeout: float | None) -> T:
-    global _warned_of_blocking
-    # A finished result does not block, so no warning is needed.
-    if not (future.done() or _warned_of_blocking) and asyncio._get_running_loop() is not None:
-        _warned_of_blocking = True
-        warnings.warn(
-            ".result() in async code blocks the event loop until the result is ready: every other "
-            "task waits. Write `await future` instead. (This warning is shown once.)",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    return future.result(timeout)

@@ -6,21 +6,18 @@ runs in a separate thread, so that archiving gigabytes does not block the event 
 
 from __future__ import annotations
 
-import inspect
-import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import tinker
 from tinker import types
 
-from tinker_cookbook.backends.futures import LocalFuture, async_twin
+from tinker_cookbook.backends.futures import AsyncNames, LocalFuture
 from tinker_cookbook.engine.checkpoints.store import (
     CheckpointInfo,
     CheckpointStore,
@@ -43,10 +40,7 @@ _TYPE_OF_KIND: dict[str, types.CheckpointType] = {
     "external_weights": "external",
 }
 
-
 _FLAGS = ("train_mlp", "train_attn", "train_unembed", "train_vision")
-# Before the last year, because a client may convert the time to a later time zone.
-_LATEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
 class LocalWeightsInfo(types.WeightsInfoResponse):
@@ -64,7 +58,7 @@ class ArchiveUrl:
     """Expiry time of the checkpoint and its archive."""
 
 
-class LocalRestClient:
+class LocalRestClient(AsyncNames):
     """Lists and manages runs and checkpoints; see ``tinker.RestClient``.
 
     All runs on this disk belong to the user, so both access scopes list all of them.
@@ -94,14 +88,9 @@ class LocalRestClient:
 
         def work() -> types.WeightsInfoResponse:
             info = self._run_info(tinker_path)
+            flags = {name: getattr(info, name) for name in _FLAGS}
             return LocalWeightsInfo(
-                base_model=info.base_model,
-                is_lora=True,
-                lora_rank=info.lora_rank,
-                train_unembed=info.train_unembed,
-                train_mlp=info.train_mlp,
-                train_attn=info.train_attn,
-                train_vision=info.train_vision,
+                base_model=info.base_model, is_lora=True, lora_rank=info.lora_rank, **flags
             )
 
         return self._submit(work)
@@ -223,15 +212,10 @@ class LocalRestClient:
         return self._submit(lambda: self._store.set_public(tinker_path, False))
 
     def __getattr__(self, name: str) -> Any:
-        # Older SDKs also have ``NAME_async`` for each method.
-        method = inspect.getattr_static(type(self), name.removesuffix("_async"), None)
-        if name.endswith("_async") and not name.startswith("_") and method is not None:
-            return partial(async_twin(method), self)
-        # Add a hint for methods of the hosted API.
-        hosted = not name.startswith("_") and hasattr(tinker.RestClient, name)
+        # A hint for methods of the hosted API.
+        hosted = "; it is a feature of the hosted API (backend=tinker)"
         raise AttributeError(
-            f"LocalRestClient has no {name!r}"
-            + ("; it is a feature of the hosted API (backend=tinker)" if hosted else "")
+            f"LocalRestClient has no {name!r}{hosted if hasattr(tinker.RestClient, name) else ''}"
         )
 
     def _run_info(self, tinker_path: str) -> RunInfo:
@@ -258,7 +242,7 @@ class LocalRestClient:
             last_request_time=datetime.fromtimestamp(run.last_used_at, UTC),
             last_checkpoint=last.get("weights"),
             last_sampler_checkpoint=last.get("sampler_weights"),
-            user_metadata=_encodable(run.info.user_metadata),
+            user_metadata=run.info.user_metadata,
         )
 
     def _submit(self, work: Callable[[], T]) -> LocalFuture[T]:
@@ -272,20 +256,14 @@ def _checkpoint(info: CheckpointInfo) -> types.Checkpoint:
         time=datetime.fromtimestamp(info.created_at, UTC),
         tinker_path=str(info.path),
         size_bytes=info.size_bytes,
-        user_metadata=_encodable(info.user_metadata),
+        user_metadata=info.user_metadata,
         expires_at=_time(info.expires_at),
         public=info.public,
     )
 
 
 def _time(seconds: float | None) -> datetime | None:
-    # Older versions stored times after the year 9999, which cannot be represented.
-    return None if seconds is None else datetime.fromtimestamp(min(_LATEST, seconds), UTC)
-
-
-def _encodable(metadata: dict[str, str]) -> dict[str, str]:
-    # Older versions stored lone surrogates, which a response cannot contain.
-    return json.loads(json.dumps(metadata, ensure_ascii=False).encode(errors="replace"))
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
 def _cursor(limit: int, offset: int, found: Sequence[object]) -> types.Cursor:

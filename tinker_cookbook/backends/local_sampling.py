@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import uuid
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -126,20 +126,27 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         scores_prompt = bool(include_prompt_logprobs or topk_prompt_logprobs or targets is not None)
         # A single token needs no decode step, so the scoring pass samples it too.
         in_one_pass = scores_prompt and sampling_params.max_tokens == 1
+
         # Created lazily, because it needs the sampler; cached, because scoring and sampling may
         # share it.
-        request = cache(
-            partial(
-                self._request,
-                sequence,
+        @cache
+        def request() -> SampleRequest:
+            sampler = self._made.result()
+            settings = SamplingSettings.of(sampling_params, sampler.base.eos_ids, sampling_options)
+            made = sample_request(
+                sampler,
+                sequence.tokens,
                 num_samples,
-                sampling_params,
-                topk_sample_logprobs,
-                on_token,
-                sampling_options,
-                in_one_pass,
+                settings,
+                images=sequence.images,
+                # Only stop strings need the text of a growing sample.
+                decode=self._decode if settings.stop_strings else None,
+                topk_sample=topk_sample_logprobs,
+                scored=in_one_pass,
             )
-        )
+            made.on_token = on_token
+            return made
+
         scored = None
         if scores_prompt:
             scored = self._score(
@@ -153,7 +160,10 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
             )
         adjustments = () if sampling_options is None else sampling_options.in_effect
         answer = partial(
-            _response, targets=targets, sequence_ids=sequence_ids, adjustments=adjustments
+            convert.sample_response_of,
+            targets=targets,
+            sequence_ids=sequence_ids,
+            adjustments=adjustments,
         )
         return self._sample_after(scored, request, answer, sampled=in_one_pass)
 
@@ -198,8 +208,8 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         return self._base_model
 
     def weights_digest(self) -> str:
-        """Returns the base model's name, a hash of its files if it is a local folder, and a hash of
-        the adapter, if any; blocks until loaded.
+        """Returns the base model's name, a hash of its weights, and a hash of the adapter, if any;
+        blocks until loaded.
 
         It is equal exactly for clients with the same weights.
         """
@@ -210,7 +220,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
             for factor in (terms[name].a, terms[name].b):
                 digest.update(factor.detach().float().cpu().numpy().tobytes())
         adapter = digest.hexdigest()[:16] if terms else ""
-        return " ".join(filter(None, (self._base_model, sampler.base.files_digest, adapter)))
+        return " ".join(filter(None, (self._base_model, sampler.base.weights_digest, adapter)))
 
     def _sample_after(
         self,
@@ -240,33 +250,6 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         if scored is not None:
             future.add_done_callback(once(lambda _: scored.cancel()))  # no effect if it is done
         return SampleFuture(future)
-
-    def _request(
-        self,
-        sequence: convert.TokenSequence,
-        num_samples: int,
-        params: types.SamplingParams,
-        topk: int,
-        on_token: Callable[[int, Sample], None] | None,
-        options: LogitOptions | None,
-        in_scoring_pass: bool,
-    ) -> SampleRequest:
-        sampler = self._made.result()
-        settings = SamplingSettings.of(params, sampler.base.eos_ids, options)
-        # Only stop strings need the text of a growing sample.
-        decode = self._decode if settings.stop_strings else None
-        request = sample_request(
-            sampler,
-            sequence.tokens,
-            num_samples,
-            settings,
-            images=sequence.images,
-            decode=decode,
-            topk_sample=topk,
-            scored=in_scoring_pass,
-        )
-        request.on_token = on_token
-        return request
 
     def _score(
         self,
@@ -301,19 +284,3 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         from tinker_cookbook.renderers.core.codec import TextCodec
 
         return TextCodec(self.get_tokenizer())
-
-
-def _response(
-    samples: list[Sample],
-    scores: PromptScores,
-    targets: np.ndarray | None,
-    sequence_ids: Sequence[str],
-    adjustments: tuple[str, ...],
-) -> types.SampleResponse:
-    """Returns the SDK's response; ``targets`` [T - 1, K] are the requested token ids."""
-    requested = None
-    if targets is not None and scores.target_logprobs is not None:
-        # Skipped entries were scored as token 0; the protocol requires 0.0 for them.
-        filled = np.where(targets < 0, np.float32(0), scores.target_logprobs)
-        requested = types.TensorData.from_numpy(filled)
-    return convert.sample_response_of(samples, scores, requested, sequence_ids, adjustments)

@@ -46,9 +46,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
     ) -> None:
         super().__init__(created)
         self._engine, self._store = engine, store
-        self._base_model = base_model
-        self._run_id = run_id
-        self._created = created
+        self._base_model, self._run_id, self._created = base_model, run_id, created
         self._image_reader = partial(engine.image_reader, base_model)
 
     def forward(
@@ -215,12 +213,6 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
 
         return get_tokenizer(self._base_model)
 
-    def fail_pass(
-        self, error: Exception, *, backward: bool
-    ) -> LocalFuture[types.ForwardBackwardOutput]:
-        """Queues a pass that fails with ``error``, for data that could not be read."""
-        return self._submit(lambda run: run.fail_pass(error, backward=backward))
-
     def run_pass(
         self,
         examples: Callable[[], Sequence[Example]],
@@ -229,7 +221,8 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         *,
         backward: bool,
     ) -> LocalFuture[types.ForwardBackwardOutput]:
-        """Runs ``forward_backward`` or ``forward``; ``examples`` is called on the worker."""
+        """Runs ``forward_backward`` or ``forward``; ``examples`` is called on the worker. If it
+        raises, the pass fails, and with ``backward`` the next step too."""
 
         def prepared() -> Sequence[Example]:
             self._engine.begin_pass()

@@ -174,9 +174,8 @@ def _cpu_flags() -> set[str]:
     """Returns the processor's feature flags as named by the operating system."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # no Linux: torch's own detection, which older versions lack
-        detect = getattr(torch.cpu, "get_capabilities", dict)
-        return {name for name, present in detect().items() if present is True}
+    except OSError:  # no Linux
+        return {name for name, present in torch.cpu.get_capabilities().items() if present is True}
     listed = (line for line in lines if line.startswith(("Features", "flags")))
     return set(next(listed, "").partition(":")[2].split())
 

@@ -31,9 +31,9 @@ from tinker_cookbook.engine.kernels import quantized_layout
 from tinker_cookbook.engine.memory import MemoryBudget
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.loading import (
-    check_room,
     import_architecture,
     import_library,
+    size_text,
     weights_bytes,
 )
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
@@ -55,7 +55,7 @@ from tinker_cookbook.engine.sampling.scoring import Scorer
 from tinker_cookbook.engine.training.run import TrainingRun
 from tinker_cookbook.engine.vision.processing import ImageReader, image_reader
 from tinker_cookbook.engine.worker import Joinable, Worker
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, OutOfMemoryError
 from tinker_cookbook.leaves import load_leaf
 
 logger = logging.getLogger(__name__)
@@ -223,25 +223,35 @@ class Engine:
         folder = Path(resolved.folder)
         if folder not in self._models:
             device, dtype = self.choice.device, self.choice.dtype
-            shards = self._processes.shards
-            needs = partial(weights_bytes, dtype=dtype, base_dtype=self.base_dtype, shards=shards)
             # The first model is always tried; for a further one an estimate comes before the load.
             if self._models:
-                check_room(
-                    name,
-                    needs(folder),
-                    {model.name: needs(at) for at, model in self._models.items()},
-                    free=free_memory_bytes(device),
-                    spare=_ACTIVATION_BYTES_CPU,
-                    where=str(device),
-                    dtype=dtype,
-                )
+                self._check_room(name, folder)
             disable_progress_bar()  # it would disturb the display of the run
             make = partial(
                 BaseModel, name, folder, device, dtype, self.base_dtype, self.replay_router
             )
             self._models[folder] = self._processes.load_base(name, resolved, make)
         return self._models[folder]
+
+    def _check_room(self, name: str, folder: Path) -> None:
+        # On a CPU, loading a too large model raises no error: the kernel kills the process and all
+        # runs.
+        device, dtype = self.choice.device, self.choice.dtype
+        sizes = [
+            (one, weights_bytes(at, dtype, self.base_dtype, self._processes.shards))
+            for one, at in ((name, folder), *((m.name, at) for at, m in self._models.items()))
+        ]
+        needed, *others = [f"{one!r} ({size_text(size)})" for one, size in sizes]
+        free, loaded = free_memory_bytes(device), ", ".join(others)
+        if sizes[0][1] + _ACTIVATION_BYTES_CPU > free:
+            half = ", or hold them in half the memory with dtype=bfloat16"
+            raise OutOfMemoryError(
+                f"{needed} and {size_text(_ACTIVATION_BYTES_CPU)} to compute with do not fit: "
+                f"{size_text(free)} are free on {device}, where {loaded} is loaded already. Choose "
+                f"a smaller model{half if dtype.itemsize > 2 else ''}"
+            )
+        left = size_text(free - sizes[0][1])
+        logger.info("Base models on %s: %s and %s; that leaves %s.", device, loaded, needed, left)
 
     def use_sampler(self, settings: SamplerSettings) -> str:
         """Chooses the sampler; returns the sentence for the user that says which one, and why.
@@ -301,9 +311,11 @@ class Engine:
         budget = _ACTIVATION_BYTES_CPU
         if base.device.type != "cpu":
             budget = self._memory.training_bytes()
-        needed = base.activation_bytes_per_token(train_vision=train_vision)
+        needed = base.activation_bytes_per_token
+        if train_vision and base.vision is not None:
+            needed += base.vision.activation_bytes_per_token(base.dtype.itemsize)
         tokens = max(64, budget // needed)
-        return base.limits.budget(tokens, free_memory_bytes(base.device))
+        return base.limits.budget(tokens, partial(free_memory_bytes, base.device))
 
     def close(self, wait: bool = True) -> None:
         """Drops queued operations; with ``wait`` waits for the running one."""

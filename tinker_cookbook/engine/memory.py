@@ -1,18 +1,23 @@
-"""Divides memory between training and sampling, detects out-of-memory errors, frees cached
-memory."""
+"""Divides memory between training and sampling, bounds caches, detects out-of-memory errors, frees
+cached memory."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 import torch
 
 from tinker_cookbook.engine.devices import free_memory_bytes
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
 
@@ -38,18 +43,18 @@ class KnownLimits:
     failed_free: int = 0
     recomputed: dict[int, float] = field(default_factory=dict)
 
-    def budget(self, tokens: int, free: int = 0) -> int:
+    def budget(self, tokens: int, free: Callable[[], int] = lambda: 0) -> int:
         """Returns ``tokens``, or half of the failed number if that is lower.
 
-        With more ``free`` bytes than at the failure, the limit grows in proportion: memory that a
+        With more bytes ``free`` than at the failure, the limit grows in proportion: memory that a
         sampler or another run has returned can be used again.
         """
         if self.failed_tokens is None:
             return tokens
-        half = max(1, self.failed_tokens // 2)
+        half, now = max(1, self.failed_tokens // 2), free()
         # Measurements vary slightly between passes, which must not cause the same failure again.
-        if free > self.failed_free * 5 // 4 > 0:
-            half = half * free // self.failed_free
+        if now > self.failed_free * 5 // 4 > 0:
+            half = half * now // self.failed_free
         return min(tokens, half)
 
     def note_failed(self, tokens: int, free: int) -> None:
@@ -58,13 +63,13 @@ class KnownLimits:
 
     def learn(self, found: Iterable[KnownLimits], free: int) -> bool:
         """Includes what ranks have found that began a pass with these limits, and returns whether
-        that is anything new; ``free`` as in ``budget``."""
+        that is anything new; ``free`` are the bytes free now."""
         new = [limits for limits in found if limits != self]
         known = self.failed_tokens, self.failed_free
         failed = [
-            limits.failed_tokens
-            for limits in new
-            if limits.failed_tokens and (limits.failed_tokens, limits.failed_free) != known
+            one.failed_tokens
+            for one in new
+            if one.failed_tokens and (one.failed_tokens, one.failed_free) != known
         ]
         if failed:
             self.note_failed(min(failed), free)
@@ -76,6 +81,8 @@ class KnownLimits:
     def recomputed_share(self, tokens: int) -> float:
         """Returns the share of layers to recompute for this many tokens: the share that as many or
         fewer needed."""
+        if not self.recomputed:  # the usual case
+            return 0
         return max((share for most, share in self.recomputed.items() if most <= tokens), default=0)
 
     def note_recomputed(self, tokens: int, share: float) -> None:
@@ -95,15 +102,38 @@ def release_cached_memory(device: torch.device) -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-class _Held(Protocol):
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        ...
+class BoundedCache(Generic[K, V]):
+    """Values with their sizes, at most ``budget`` bytes together; the least recently used go first.
+    Any thread may use it."""
 
+    def __init__(self, budget: int) -> None:
+        self._budget, self._bytes = budget, 0
+        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._lock = threading.Lock()
 
-class _Cache(_Held, Protocol):
-    bytes_per_token: int
+    def get(self, key: K) -> V | None:
+        """Returns a value; ``None`` if it is not kept."""
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return self._values[key][0]
+
+    def put(self, key: K, value: V, nbytes: int) -> None:
+        """Keeps a value of a size, in place of one with the same key."""
+        self.pop(key)
+        with self._lock:
+            self._values[key] = value, nbytes
+            self._bytes += nbytes
+            while self._bytes > self._budget:
+                self._bytes -= self._values.popitem(last=False)[1][1]
+
+    def pop(self, key: K) -> V | None:
+        """Removes and returns a value; ``None`` if it is not kept."""
+        with self._lock:
+            value, nbytes = self._values.pop(key, (None, 0))
+            self._bytes -= nbytes
+            return value
 
 
 class MemoryBudget:
@@ -116,10 +146,10 @@ class MemoryBudget:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._caches: WeakSet[_Held] = WeakSet()
+        self._caches: WeakSet[Any] = WeakSet()
 
-    def add(self, cache: _Held) -> None:
-        """Includes ``cache`` in the budget while it lives."""
+    def add(self, cache: Any) -> None:
+        """Includes a cache in the budget, by its ``nbytes``, while it lives."""
         self._caches.add(cache)
 
     def training_bytes(self) -> int:
@@ -128,8 +158,8 @@ class MemoryBudget:
         # A sequence that is alone may exceed the share of the KV caches.
         return min((free + held) // 2, free)
 
-    def cache_tokens(self, cache: _Cache, context_length: int) -> int:
-        """Returns the maximum number of tokens in ``cache``, including current ones."""
+    def cache_tokens(self, cache: Any, context_length: int) -> int:
+        """Returns the maximum number of tokens in a ``PagedCache``, including current ones."""
         if self._device.type == "cpu":
             # At least one full context, so that any request can run.
             tokens = free_memory_bytes(self._device) // 2 // cache.bytes_per_token

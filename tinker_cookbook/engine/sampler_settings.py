@@ -86,35 +86,7 @@ class SamplerSettings:
 
         ``local``: the backend is the bundled engine; other backends choose their sampler.
         """
-        if not local:
-            self._check_unset()
-            return
-        is_url = self.sampler.startswith(("http://", "https://"))
-        if self.sampler not in _NAMES and not is_url:
-            raise ConfigurationError(
-                f"sampler: got {self.sampler!r}, expected auto, builtin, vllm or the URL of a vLLM "
-                f"server (http://127.0.0.1:8000){nearest(self.sampler, _NAMES)}"
-            )
-        if not self.vllm_timeout > 0:
-            raise ConfigurationError(
-                f"vllm_timeout: got {self.vllm_timeout}, expected seconds above 0"
-            )
-        _, words = self.words
-        if words and not words[0].startswith("-"):
-            raise ConfigurationError(
-                f"vllm_args: got {words[0]!r} first, expected a flag of vLLM's server such as "
-                "--tensor-parallel-size"
-            )
-        if is_url and (self.vllm_args or self.vllm_python):
-            raise ConfigurationError(
-                f"sampler={self.sampler} with vllm_args or vllm_python: a server that runs already "
-                "has its settings; leave them out, or set sampler=vllm to start one"
-            )
-        if self.sampler == "vllm":
-            self.python()
-
-    def _check_unset(self) -> None:
-        for one in fields(self):
+        for one in () if local else fields(self):
             value = getattr(self, one.name)
             # ``builtin`` is allowed: programs set it to avoid waiting for vLLM.
             if value not in (one.default, "builtin"):
@@ -122,6 +94,22 @@ class SamplerSettings:
                     f"{one.name}={value}: the remote backend decides that itself; leave "
                     f"{one.name} out or set backend=local"
                 )
+        if not local:
+            return
+        is_url = self.sampler.startswith(("http://", "https://"))
+        if self.sampler not in _NAMES and not is_url:
+            raise ConfigurationError(
+                f"sampler: got {self.sampler!r}, expected auto, builtin, vllm or the URL of a vLLM "
+                f"server (http://127.0.0.1:8000){nearest(self.sampler, _NAMES)}"
+            )
+        _ = self.words  # raises if they are no list of words
+        if is_url and (self.vllm_args or self.vllm_python):
+            raise ConfigurationError(
+                f"sampler={self.sampler} with vllm_args or vllm_python: a server that runs already "
+                "has its settings; leave them out, or set sampler=vllm to start one"
+            )
+        if self.sampler == "vllm":
+            self.python()
 
     def python(self) -> str:
         """Returns the path of a Python with vLLM; raises ``ConfigurationError`` without one."""
@@ -182,6 +170,5 @@ def _has_vllm(python: str) -> bool:
 
 
 def lora_rank_limit(rank: int) -> int | None:
-    """Returns vLLM's ``max_lora_rank`` for an adapter of this rank; None if no value is large
-    enough."""
+    """Returns vLLM's ``max_lora_rank`` for an adapter of this rank; None: it has no such value."""
     return next((limit for limit in LORA_RANKS if limit >= rank), None)

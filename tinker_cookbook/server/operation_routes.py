@@ -219,9 +219,6 @@ async def forward_backward(request: Request, owner: ApiUserDep, state: StateDep)
             TRAINING_TOKENS.labels(model, owner.name).inc(tokens)
 
     def run(client: LocalTrainingClient) -> Future[Any]:
-        # The engine records the failed pass, so that the next optimizer step fails too.
-        if batch.error is not None:
-            return client.fail_pass(batch.error, backward=batch.backward).future()
         reader = partial(state.engine.image_reader, client.base_model)
         submitted = client.run_pass(
             partial(batch.examples, reader),

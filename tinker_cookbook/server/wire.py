@@ -106,8 +106,10 @@ class PassRequest:
         return self
 
     def examples(self, reader: convert.MakeReader) -> list[Example]:
-        """Returns the engine's examples, with images of ``reader``; raises
+        """Returns the engine's examples, with images of ``reader``; raises ``error`` or
         ``DataValidationError``."""
+        if self.error is not None:
+            raise self.error
         return [one.example(reader) if isinstance(one, ImageExample) else one for one in self.data]
 
 

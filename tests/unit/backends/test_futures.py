@@ -68,7 +68,6 @@ def test_errors_come_out_unchanged(worker: ThreadPoolExecutor) -> None:
 
     with pytest.raises(ValueError, match="no such loss"):
         asyncio.run(wait())
-    assert "no such loss" in repr(future)
 
 
 def test_awaiting_leaves_the_event_loop_free(worker: ThreadPoolExecutor) -> None:
@@ -102,7 +101,6 @@ def test_a_timeout_takes_nothing_back(worker: ThreadPoolExecutor) -> None:
             await task
 
     asyncio.run(give_up())
-    assert "queued" in repr(queued)
     go.set()
     queued.result(timeout=5)
     assert ran == ["step"]

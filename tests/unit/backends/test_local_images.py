@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -124,33 +123,3 @@ def test_text_models_refuse_images_and_vision_adapters(service, stories_model, f
         client.forward_backward([datum(TEXT, image(), END)], "cross_entropy").result()
     with pytest.raises(ConfigurationError, match="train_vision=true, but this model has no vision"):
         service.create_lora_training_client(stories_model, 4, train_vision=True).get_info()
-
-
-def test_checkpoints_of_the_language_model_alone_are_resumed(service, folder, monkeypatch):
-    """Runs on some multimodal models were trained without their vision tower, by other names."""
-    example = datum(TEXT, END)
-
-    def step(client) -> float:
-        client.forward_backward([example], "cross_entropy").result()
-        client.optim_step(types.AdamParams(learning_rate=0.01)).result()
-        return client.forward([example], "cross_entropy").result().metrics["loss:sum"]
-
-    client = service.create_lora_training_client(str(folder), 4)
-    step(client)
-    path = client.save_state("a").result().path
-    read = CheckpointStore.read_checkpoint
-
-    def by_old_names(*args, **kwargs):
-        loaded = read(*args, **kwargs)
-        assert loaded.optimizer is not None
-        old = [
-            {k.replace(".language_model.", "."): one for k, one in tensors.items()}
-            for tensors in (loaded.adapter, loaded.optimizer)
-        ]
-        assert old[0].keys() != loaded.adapter.keys()
-        state = {k: v for k, v in loaded.state.items() if k != "train_vision"}
-        return replace(loaded, adapter=old[0], optimizer=old[1], state=state)
-
-    monkeypatch.setattr(CheckpointStore, "read_checkpoint", by_old_names)
-    resumed = service.create_training_client_from_state_with_optimizer(path)
-    assert step(resumed) == step(client)

@@ -264,7 +264,7 @@ class Program:
 
     def replay(self, prompt: list[int], answers: list[list[int]]) -> None:
         """Trains on samples with other experts than the routers would choose."""
-        for chosen in self.client._created.result().base.replay._known.values():
+        for chosen, _ in self.client._created.result().base.replay._known._values.values():
             chosen[:] = (chosen + 1) % 4
         data = []
         for answer in answers:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,19 +23,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 DEVICE = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _device_constructors()  # torch lists its functions once: before ``torch.tensor`` is replaced
-_PACKAGE = "tinker_cookbook/"
 
 _WAITS = ["_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select", "_unique2"]
 """Operators whose result the host needs: it waits for the device."""
-
-_ALLOCATES = [
-    *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
-    *("detach", "alias", "lift_fresh", "_reshape_alias"),
-]
-"""Operators that start no kernel."""
-
-_WRITES = ["_foreach_mul_", "_foreach_copy_", "split_with_sizes_copy"]
-"""Operators without a result, which CUDA computes for all their tensors in one kernel or a few."""
 
 _TAKES_CPU_INDEX = ("index", "index_put_", "index_put", "_unsafe_index", "_index_put_impl_")
 
@@ -122,10 +111,8 @@ class PretendedMode(TorchDispatchMode):
     """The device without kernels of its own, entered in the thread that computes.
 
     Attributes:
-        kernels: number of kernels by operator; without views and allocations.
-        syncs: how often the host waited, by operator and line of the package.
-        copies: number of copies from the host to the device.
-        attention: calls of torch's fused attention by (backend, kind of mask).
+        used: how often each kernel that only CUDA has was used.
+        syncs: how often the host waited, by operator.
         total_bytes: memory of the device; what live tensors take is subtracted from it.
     """
 
@@ -134,22 +121,11 @@ class PretendedMode(TorchDispatchMode):
     def __init__(self, total_bytes: int = 16 << 30) -> None:
         super().__init__()
         self.total_bytes = total_bytes
-        self.kernels: Counter[str] = Counter()
-        self.lines: Counter[tuple[str, str]] = Counter()
-        """Kernels by operator and line of the package; counted while ``trace`` is set."""
-        self.trace = False
-        self.syncs: Counter[tuple[str, str]] = Counter()
-        self.attention: Counter[tuple[str, str]] = Counter()
-        self.copies = 0
+        self.used: Counter[str] = Counter()
+        self.syncs: Counter[str] = Counter()
         self._loading = False
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self._patches = ExitStack()
-
-    def reset(self) -> None:
-        """Sets all counts to zero."""
-        for counter in (self.kernels, self.lines, self.syncs, self.attention):
-            counter.clear()
-        self.copies = 0
 
     def allocated_bytes(self) -> int:
         """Returns the bytes of all live device tensors."""
@@ -224,7 +200,7 @@ class PretendedMode(TorchDispatchMode):
         return self.compute(func, args, kwargs or {})
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Checks, computes and counts one operator."""
+        """Checks and computes one operator."""
         name, leaves = str(func), tree_leaves((args, kwargs))
         on_device = [leaf for leaf in leaves if isinstance(leaf, DeviceTensor)]
         asked = kwargs.get("device")
@@ -240,19 +216,19 @@ class PretendedMode(TorchDispatchMode):
         if name == "aten.copy_.default" and isinstance(args[0], DeviceTensor) != isinstance(
             args[1], DeviceTensor
         ):
-            self._between(to_device=isinstance(args[0], DeviceTensor), name="copy_")
+            if isinstance(args[1], DeviceTensor):
+                self.syncs["copy_ to the host"] += 1
             func(*map(held, args), **kwargs)
             return args[0]
         short = name.split(".")[1] if name.startswith("aten.") else name
         if on_device:
             self._check_same_device(short, leaves)
         if short in _WAITS or (short in _TAKES_CPU_INDEX and _has_mask(args[1])):
-            self._wait(short)
+            self.syncs[short] += 1
         plain_args, plain = tree_map(held, (args, kwargs))
         if kind == "cuda":
             plain["device"] = _CPU
         out = EMULATED.get(name, func)(*plain_args, **plain)
-        self._count(short, out, plain_args, leaves)
         if short == "_local_scalar_dense":
             return out
         # An operator in place returns its argument.
@@ -274,18 +250,10 @@ class PretendedMode(TorchDispatchMode):
         from_device = isinstance(source, DeviceTensor)
         to_device = kind == "cuda" or (kind is None and from_device)
         out = func(held(source), **{**kwargs, "device": _CPU})
-        if from_device == to_device:
-            self._add("_to_copy")
-        else:
-            self._between(to_device=to_device, name="_to_copy")
-        return self._wrapped(out) if to_device else out
-
-    def _between(self, *, to_device: bool, name: str) -> None:
-        """Counts a copy between host and device; one to the host makes the host wait."""
         if to_device:
-            self.copies += 1
-        else:
-            self._wait(f"{name} to the host")
+            return self._wrapped(out)
+        self.syncs["_to_copy to the host"] += 1
+        return out
 
     def _check_same_device(self, name: str, leaves: list[Any]) -> None:
         for leaf in leaves:
@@ -294,36 +262,11 @@ class PretendedMode(TorchDispatchMode):
             if not leaf.dim():  # CUDA takes CPU tensors of no dimension
                 continue
             if name in _TAKES_CPU_INDEX and not leaf.is_floating_point():
-                self.copies += 1
                 continue
             raise RuntimeError(
                 f"{name}: expected all tensors to be on the same device, but found cuda:0 and a "
                 f"CPU tensor of shape {tuple(leaf.shape)}"
             )
-
-    def _wait(self, name: str) -> None:
-        self.syncs[name, _line()] += 1
-
-    def _count(self, name: str, out: Any, args: Any, leaves: list[Any]) -> None:
-        tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        if name in _WRITES:
-            self._add(name, len(args[0]) if name == "_foreach_copy_" and _strided(args) else 1)
-        if name in _ALLOCATES or not tensors:
-            return
-        # A result in the memory of an argument is a view, if nothing was written.
-        given = {
-            leaf.untyped_storage()._cdata
-            for leaf in tree_leaves(args)
-            if isinstance(leaf, torch.Tensor)
-        }
-        view = all(tensor.untyped_storage()._cdata in given for tensor in tensors)
-        if not (view and not name.endswith("_")):
-            self._add(name)
-
-    def _add(self, name: str, count: int = 1) -> None:
-        self.kernels[name] += count
-        if self.trace:
-            self.lines[name, _line()] += count
 
 
 def _tensor(make: Callable[..., torch.Tensor], data: Any, **kwargs: Any) -> torch.Tensor:
@@ -345,23 +288,6 @@ def entered() -> PretendedMode:
     """Returns the device in use."""
     assert PretendedMode.entered is not None
     return PretendedMode.entered
-
-
-def _line() -> str:
-    """Returns the line of the package that is being run, as ``engine/model/head.py:90``."""
-    for frame in reversed(traceback.extract_stack()):
-        if _PACKAGE in frame.filename:
-            return f"{frame.filename.rsplit(_PACKAGE)[-1]}:{frame.lineno}"
-    return ""
-
-
-def _strided(pairs: Any) -> bool:
-    """Returns whether tensors to be copied and their copies differ in the order of memory: then
-    CUDA copies each one in a kernel of its own."""
-    return any(
-        to.stride() != source.stride() or not to.is_contiguous()
-        for to, source in zip(*pairs, strict=True)
-    )
 
 
 def _has_mask(indices: Any) -> bool:

@@ -12,12 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import harness
-from benchmarks.engine import conversations, jobs, report, shapes, variants
-from benchmarks.engine.config import Config, check_config
+from benchmarks.engine import conversations, report, shapes, variants
 from benchmarks.engine.flops import model_size
-from tinker_cookbook.engine.devices import choose_device
-from tinker_cookbook.exceptions import ConfigurationError
 
 MODULE = "benchmarks.engine"
 
@@ -25,9 +21,6 @@ MODULE = "benchmarks.engine"
 def _bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", MODULE, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-
-
-# --- the whole of it -------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -61,9 +54,6 @@ def test_tiny_run_from_the_command_line(tmp_path: Path) -> None:
     assert result["threads"] >= 1
     for title in ("engine", "plain", "ceiling", "GiB", "GB/s"):
         assert title in done.stdout
-
-
-# --- both variants do the same ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-2)])
@@ -108,93 +98,6 @@ def test_flops_are_those_that_torch_counts(stories_model: str) -> None:
 def test_shapes_have_the_published_size(name: str, parameters: int, tmp_path: Path) -> None:
     shapes.shape_config(f"shape:{name}").save_pretrained(tmp_path)
     assert model_size(tmp_path).total == parameters
-
-
-# --- data ------------------------------------------------------------------------------------
-
-
-def _file(folder: Path, *rows: object) -> Path:
-    path = folder / "data.jsonl"
-    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows) + "\n")
-    return path
-
-
-def _tokenizer(folder: str):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-
-
-def test_answers_are_trained_and_nothing_else(tokenizer_folder, tmp_path: Path) -> None:
-    tokenizer = _tokenizer(tokenizer_folder("smollm2"))
-    path = _file(
-        tmp_path,
-        {"question": "Two and two?", "answer": "Four."},
-        {
-            "messages": [
-                {"role": "user", "content": "Hi"},
-                {"role": "assistant", "content": "Hello"},
-                {"role": "user", "content": "And?"},
-                {"role": "assistant", "content": "Bye"},
-                {"role": "user", "content": "unanswered"},
-            ]
-        },
-    )
-    found = conversations.read_conversations(path, tokenizer, 2, seed=0, max_length=512)
-    texts = {tokenizer.decode(row.tokens[row.trained]).replace("\n", "") for row in found.rows}
-    assert texts == {"Four.<|im_end|>", "Hello<|im_end|>Bye<|im_end|>"}
-    assert not any("unanswered" in tokenizer.decode(row.tokens) for row in found.rows)
-    assert found.notes == []
-
-
-# --- settings --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"batch_size": 0}, "batch_size: got 0"),
-        ({"steps": 0}, "steps: got 0"),
-        ({"max_length": 1}, "max_length: got 1"),
-        ({"variants": ("engin",)}, "did you mean 'engine'?"),
-        ({"variants": ("plain", "plain")}, "each at most once"),
-        ({"output": "/no/such/folder/x.json"}, "output: the folder of"),
-    ],
-)
-def test_invalid_settings_are_refused(settings: dict, words: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        check_config(Config(**settings))
-    assert words in str(caught.value)
-
-
-# --- processes that do not come back -----------------------------------------------------------
-
-
-def _python(folder: Path, script: str) -> str:
-    path = folder / "python"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    ("script", "status", "words"),
-    [
-        ("kill -KILL $$", "killed", "out of memory"),
-        ("kill -TERM $$", "killed", "SIGTERM"),
-        ("exit 3", "failed", "exit status 3"),
-    ],
-)
-def test_a_lost_worker_is_reported(
-    script: str, status: str, words: str, tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setattr(harness.sys, "executable", _python(tmp_path, script))
-    outcome = jobs.run_job("ceilings", {}, choose_device("cpu", "float32"), tmp_path)
-    assert outcome["status"] == status
-    assert words in outcome["error"]
-
-
-# --- the report --------------------------------------------------------------------------------
 
 
 def _run(seconds: float, loss: float = 2.0, **changes: object) -> dict:
@@ -269,17 +172,3 @@ def test_no_ratio_where_the_work_differs(build, changes: dict) -> None:
     assert result["ratios"] is None
     assert report.exit_status(result) == 1
     assert "no ratio" in _printed(result)
-
-
-def test_one_variant_lost_for_memory(build) -> None:
-    killed = {"status": "killed", "error": "killed by the system, most likely out of memory"}
-    result = build({"engine": [_run(1.0), _run(2.0)], "plain": [killed]})
-    assert result["ratios"] is None
-    assert result["variants"]["engine"]["tokens_per_second"] == 200 / 1.5
-    assert report.exit_status(result) == 0
-    text = _printed(result)
-    assert "most likely out of memory" in text
-    assert "133" in text
-    assert report.exit_status(build({"plain": [killed]})) == 1
-    broken = {"status": "failed", "error": "KeyError: 'x'"}
-    assert report.exit_status(build({"engine": [_run(1.0)], "plain": [broken]})) == 1

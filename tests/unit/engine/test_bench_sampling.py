@@ -30,9 +30,6 @@ MIXED = [
 ]
 
 
-# --- the whole of it -------------------------------------------------------------------------
-
-
 def test_tiny_run(in_process_bench, monkeypatch) -> None:
     monkeypatch.setattr(ceilings, "_probed", lambda: (1e10, 1e11, 0.0))
     monkeypatch.setattr(runner, "find_spec", lambda name: None)
@@ -71,9 +68,6 @@ def test_tiny_run(in_process_bench, monkeypatch) -> None:
         assert word in printed
 
 
-# --- both sides do what was asked ------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def setup(stories_model: str, tmp_path_factory: pytest.TempPathFactory) -> sides.Setup:
     adapter = tmp_path_factory.mktemp("bench") / "adapter"
@@ -98,22 +92,6 @@ def test_sides_agree_in_any_batches(setup: sides.Setup, tmp_path: Path) -> None:
     for variant in VARIANTS:
         with sides.open_side(changed, variant) as side:
             assert side.sample(MIXED, 0.0) != alone
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_samples_are_drawn_with_their_lengths(setup: sides.Setup, variant: str) -> None:
-    requests = [Request([1], 16, 3), Request([4, 5], 1, 9)]
-    torch.manual_seed(0)
-    with sides.open_side(setup, variant) as side:
-        answers = side.sample(requests)
-    sides.check_lengths(requests, answers)
-    assert len({tuple(answer) for answer in answers[:16]}) > 8  # at temperature 1
-
-
-# --- what is asked for -----------------------------------------------------------------------
-
-
-# --- the report ------------------------------------------------------------------------------
 
 
 def _run(speed: float, **changes: object) -> dict:
@@ -176,9 +154,6 @@ def test_limits_ratios_and_load() -> None:
     assert "THE MACHINE WAS BUSY" in text
     assert "at most 40%" in text
     assert "the machine was idle" in _printed(_build({"engine": [_run(40.0)]}))
-
-
-# --- the machine's rates and its other work ----------------------------------------------------
 
 
 def test_the_probe_is_above_what_numpy_reaches(monkeypatch: pytest.MonkeyPatch) -> None:

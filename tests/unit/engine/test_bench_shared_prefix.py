@@ -7,7 +7,7 @@ import pytest
 from bench_runs import IN_PROCESS
 
 from benchmarks.engine.config import SharedPrefixConfig
-from benchmarks.engine.shared_prefix import measure, report, runner
+from benchmarks.engine.shared_prefix import measure, runner
 
 pytest_plugins = ("bench_runs",)
 
@@ -56,37 +56,3 @@ def test_sequences_of_a_group_share_their_prompt_and_nothing_else() -> None:
     assert len({row[90:].tobytes() for row in shared}) == 12
     distinct = measure.sample_tokens({**JOB, "case": "distinct"}, 1000)
     assert len({row[:2].tobytes() for row in distinct}) == len(distinct) == 5
-
-
-def _run(*seconds: float) -> dict:
-    figures = {"computed_tokens": 10, "peak_bytes": 1 << 30}
-    return {"status": "ok", "seconds": list(seconds), **figures}
-
-
-def _build(runs: dict[str, list[dict]], **agreement: float) -> dict:
-    found = {"logprobs": 1e-6, "losses": 0.0, "grad_norms": 1e-6} | agreement
-    settings = {"dtype": "float32", "model": "m"}
-    return report.build(
-        settings=settings, machine={}, cases={"shared": report.case(runs, 100, found)}
-    )
-
-
-def test_ratios_are_of_pairs() -> None:
-    runs = {
-        "shared": [_run(1.0, 1.0), _run(2.0, 2.0)],
-        "unshared": [_run(3.0, 3.0), _run(4.0, 4.0)],
-    }
-    result = _build(runs)
-    case = result["cases"]["shared"]
-    assert case["ratio"]["tokens_per_second"] == {"pairs": [3.0, 2.0], "median": 2.5}
-    assert case["variants"]["shared"]["tokens_per_second"] == 100 / 1.5
-    assert report.exit_status(result) == 0
-
-
-@pytest.mark.parametrize(
-    "agreement", [{"logprobs": 0.1}, {"logprobs": float("nan")}, {"grad_norms": 0.2}]
-)
-def test_no_ratio_where_the_variants_differ(agreement: dict) -> None:
-    result = _build({"shared": [_run(1.0)], "unshared": [_run(3.0)]}, **agreement)
-    assert result["cases"]["shared"]["ratio"] is None
-    assert report.exit_status(result) == 1

@@ -90,7 +90,11 @@ def test_a_budget_that_was_too_much_grows_with_the_free_memory(
     monkeypatch.setattr(training_run, "free_memory_bytes", lambda _: free[0])
     adapter = ref.random_adapter(stories_base)
     run = TrainingRun(
-        "run", stories_base, adapter, 10_000, measure=lambda: stories_limits.budget(10_000, free[0])
+        "run",
+        stories_base,
+        adapter,
+        10_000,
+        measure=lambda: stories_limits.budget(10_000, lambda: free[0]),
     )
     data = ref.supervised(np.random.default_rng(0), stories_base, (20, 20))
     for _ in range(2):
@@ -102,4 +106,4 @@ def test_a_budget_that_was_too_much_grows_with_the_free_memory(
     free[0] = 5000
     run.forward_backward(data, "cross_entropy")
     assert seen[7:] == [2]
-    assert run.token_budget == stories_limits.budget(10_000, 5000) == 100
+    assert run.token_budget == stories_limits.budget(10_000, lambda: 5000) == 100

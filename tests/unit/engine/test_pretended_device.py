@@ -14,9 +14,13 @@ import numpy as np
 import pytest
 import torch
 from device_jobs import IMAGE_JOBS, JOBS
+from image_prompts import prompt_of
 from pretended_device import DEVICE, PretendedDevice
 
 from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
+from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.sampling.scheduler import Scheduler
 
 KINDS = ("llama", "qwen3", "gemma3", "gpt_oss", "qwen3_moe", "qwen3_next")
 QUICK = {
@@ -70,27 +74,21 @@ def test_what_cuda_refuses_is_refused():
         there + 1
 
 
-def test_kernels_and_waits_are_counted():
+def test_the_host_waits_twice_in_a_decode_step(tmp_path):
+    """For the tokens, which end a sequence or not, and for their log-probabilities. Also after an
+    image: sampled tokens are text."""
     with PretendedDevice() as device:
-        there = torch.arange(6.0).to(DEVICE)
-        assert (device.copies, device.kernels.total()) == (1, 0)
-        view = there.view(2, 3).t()[1:]
-        assert device.kernels.total() == 0
-        view.add_(1)
-        assert device.kernels == {"add_": 1}
-        assert device.syncs.total() == 0
-        assert view.sum().item() == 16
-        assert there[there > 4].tolist() == [5, 6]  # a mask's size is needed, then the numbers
-        waits = ["_local_scalar_dense", "index", "_to_copy to the host"]
-        assert [name for name, _ in device.syncs] == waits
-        there.data = there.data.clone()
-        view.zero_()
-        assert there.tolist() == [0, 2, 3, 3, 5, 6]
-        before = device.allocated_bytes()
-        more = torch.zeros(1000, device=DEVICE)
-        assert device.allocated_bytes() == before + 4000
-        del more
-        assert device.allocated_bytes() == before
+        base = ref.load_base(ref.make_model("qwen3_vl", tmp_path), torch.bfloat16, DEVICE)
+        for count in (2, 0):
+            scheduler = Scheduler(base, base.kv_shapes or [])
+            tokens, images = prompt_of(base, count, length=60)
+            settings = SamplingSettings(max_tokens=9, seed=0)
+            request = sample_request(Sampler(base, None), tokens, 8, settings, images=images)
+            scheduler.add(request)
+            for _ in range(3):
+                device.syncs.clear()
+                scheduler.step()
+            assert device.syncs.total() == 2, device.syncs
 
 
 def _cases() -> Iterator[object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from pathlib import Path
 
 import engine_reference as ref
@@ -12,6 +11,7 @@ import torch
 
 from tinker_cookbook.engine.extensions import router_replay
 from tinker_cookbook.engine.kernels.cpu import linear
+from tinker_cookbook.engine.memory import BoundedCache
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
@@ -35,10 +35,10 @@ def _other_experts(base: BaseModel, run, data: list, *, replay: bool) -> float:
     known, shares = base.replay._known, []
     _ = base.packs_rows, base.shared_layout  # their trials run the layers too
     for item in data:
-        sampled = known[router_replay._key(item.tokens)]
+        sampled = known.get(router_replay._key(item.tokens))
         if not replay:
-            base.replay._known = OrderedDict()
-        with base._active.recording() as chosen:
+            base.replay._known = BoundedCache(0)
+        with base._active.use(recorded=(chosen := [])):
             run.forward_backward([item], "cross_entropy", backward=False)
         base.replay._known = known
         trained = torch.cat(chosen, 1).numpy()[: len(item.tokens)]  # the rest is padding
@@ -86,7 +86,7 @@ def test_bf16_gap_between_sampler_and_trainer_shrinks(kind, tmp_path, record_pro
             for p, s, lp in zip(prompts, samples, output.logprobs, strict=True)
         ]
         gaps[name] = np.abs(np.concatenate(off))
-        base.replay._known.clear()
+        base.replay._known = BoundedCache(0)
     report = {n: f"mean {g.mean():.4f}, largest {g.max():.3f}" for n, g in gaps.items()}
     record_property("sampler_trainer_gap", str(report))
     assert gaps["replayed"].mean() < gaps["own"].mean()
@@ -127,20 +127,22 @@ def test_training_uses_the_kept_choices_and_gradients_flow_through_the_router(tm
     assert ref.relative_error(run._gradients, gradients) < 1e-4
 
 
-def test_choices_survive_prefixes_of_a_cache_and_forget_the_oldest(tmp_path, monkeypatch):
+def test_choices_survive_prefixes_of_a_cache_and_forget_the_oldest(tmp_path):
     base = _base("qwen3_moe", tmp_path)
     run = ref.make_run(base)
     prompts, samples = _samples(base, run, count=2)
     data = _items(prompts, samples)
     plain = ref.load_base(base.folder)
     for item in data:
-        kept = base.replay._known[router_replay._key(item.tokens)]
-        with plain._active.recording() as chosen, plain.adapted(run.adapter.terms(torch.float32)):
+        kept = base.replay._known.get(router_replay._key(item.tokens))
+        terms = run.adapter.terms(torch.float32)
+        with plain.adapted(terms), plain._active.use(recorded=(chosen := [])):
             plain.hidden(torch.from_numpy(item.tokens)[None])
         assert np.array_equal(kept, torch.cat(chosen, 1).numpy())
-    monkeypatch.setattr(router_replay, "_MOST_BYTES", 2000)
+    base.replay._known._budget = 2000
     base.replay.keep(np.arange(3), np.zeros((3, 6), np.int16))
-    assert base.replay._bytes == sum(kept.nbytes for kept in base.replay._known.values()) <= 2000
+    kept = [size for _, size in base.replay._known._values.values()]
+    assert base.replay._known._bytes == sum(kept) <= 2000
 
 
 def test_models_without_experts_and_unknown_routers_are_refused(tmp_path, monkeypatch):

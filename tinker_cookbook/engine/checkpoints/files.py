@@ -130,11 +130,7 @@ def delete_folder(path: Path) -> None:
 def leftovers(parent: Path) -> list[Path]:
     """Returns temporary folders in ``parent``; their writers have crashed unless the lock is
     held."""
-    try:
-        with os.scandir(parent) as entries:
-            return sorted(Path(e.path) for e in entries if _LEFTOVER.fullmatch(e.name))
-    except FileNotFoundError:
-        return []
+    return sorted(path for path in parent.glob(".*") if _LEFTOVER.fullmatch(path.name))
 
 
 def recover(parent: Path) -> None:
@@ -191,28 +187,24 @@ def folder_lock(folder: Path, *, exclusive: bool, timeout: float = LOCK_TIMEOUT)
         mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         deadline = time.monotonic() + timeout
         # ``flock`` has no timeout, so try the lock until the deadline.
-        while not _locked(handle, mode):
-            if time.monotonic() >= deadline:
-                raise CheckpointError(
-                    f"{folder}: another process has been writing to this run for {timeout:g} s, "
-                    "expected a moment. End it, or wait for it, and try again."
-                )
-            time.sleep(0.01)
+        while True:
+            try:
+                fcntl.flock(handle, mode | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise CheckpointError(
+                        f"{folder}: another process has been writing to this run for "
+                        f"{timeout:g} s, expected a moment. End it, or wait for it, and try again."
+                    ) from None
+                time.sleep(0.01)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS_HERE:
+                    raise
+                break
         yield
     finally:
         os.close(handle)
-
-
-def _locked(handle: int, mode: int) -> bool:
-    """Tries to lock; a file system without locks counts as locked."""
-    try:
-        fcntl.flock(handle, mode | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS_HERE:
-            raise
-    return True
 
 
 def _delete(path: Path, gone: Path) -> None:

@@ -106,38 +106,24 @@ class TinkerPath:
 
 
 @dataclass(frozen=True)
-class FileSeal:
-    """Size and SHA-256 of a file when it was written."""
-
-    size_bytes: int
-    sha256: str
-
-    @classmethod
-    def of(cls, content: bytes) -> FileSeal:
-        """Computes the seal of ``content``."""
-        return cls(len(content), hashlib.sha256(content).hexdigest())
-
-    def check_size(self, path: Path) -> None:
-        """Raises ``CheckpointError`` if the file is missing or has another size than when
-        written."""
-        if not path.is_file():
-            raise CheckpointError(f"{path}: the file is missing, expected {self.size_bytes} bytes")
-        if (size := path.stat().st_size) != self.size_bytes:
-            raise CheckpointError(
-                f"{path}: got {size} bytes, expected {self.size_bytes}; the file is cut off or was "
-                "changed"
-            )
-
-
-@dataclass(frozen=True)
 class StateFile:
-    """The content of ``state.json``."""
+    """The content of ``state.json``; ``created_at`` in seconds since the epoch, ``files`` with the
+    size and SHA-256 of each when it was written."""
 
     state: dict[str, Any]
     user_metadata: dict[str, str]
     created_at: float
-    """Seconds since the epoch."""
-    seals: dict[str, FileSeal]
+    files: dict[str, dict[str, Any]]
+
+    def check_size(self, path: Path) -> None:
+        """Raises ``CheckpointError`` if a file is missing or has another size than when written."""
+        expected = self.files[path.name]["size_bytes"]
+        if not path.is_file():
+            raise CheckpointError(f"{path}: the file is missing, expected {expected} bytes")
+        if (size := path.stat().st_size) != expected:
+            raise CheckpointError(
+                f"{path}: got {size} bytes, expected {expected}; the file is cut off or was changed"
+            )
 
 
 def encode_json(value: Mapping[str, Any], field: str, indent: int | None = None) -> bytes:
@@ -154,11 +140,10 @@ def encode_json(value: Mapping[str, Any], field: str, indent: int | None = None)
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
     """Raises ``CheckpointError`` for a lone surrogate, which a response cannot contain."""
-    for text in chain.from_iterable(metadata.items()):
-        try:
-            str(text).encode()
-        except UnicodeEncodeError as error:
-            raise CheckpointError(f"user_metadata: {text!r} is not valid Unicode text") from error
+    try:
+        "".join(map(str, chain.from_iterable(metadata.items()))).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"user_metadata: {error}; expected Unicode text") from error
 
 
 def encode_tensors(
@@ -203,22 +188,19 @@ def encode_checkpoint(
     user_metadata: Mapping[str, str],
     created_at: float,
 ) -> Iterator[tuple[str, bytes]]:
-    """Yields ``(name, content)`` of each file, ``state.json`` last.
-
-    Raises ``CheckpointError`` for metadata that are not text; see ``check_metadata``.
-    """
+    """Yields ``(name, content)`` of each file, ``state.json`` last."""
     check_metadata(user_metadata)
     # One file at a time, so that adapter and optimizer are never in memory together as bytes.
-    seals: dict[str, dict[str, Any]] = {}
+    files: dict[str, dict[str, Any]] = {}
     for name, make in contents.items():
         content = make()
-        seals[name] = vars(FileSeal.of(content))
+        files[name] = {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         yield name, content
     body = {
         "format": _FORMAT,
         "created_at": created_at,
         "user_metadata": dict(user_metadata),
-        "files": seals,
+        "files": files,
         "state": dict(state),
     }
     # Convert through JSON once, so that the checksum covers what a reader sees (string keys).
@@ -239,20 +221,15 @@ def read_state(folder: Path) -> StateFile:
             f"{path}: got {path.stat().st_size} bytes, not a complete state file ({error})"
         ) from error
     # Before the checksum, which another version may compute differently.
-    if body.get("format") != _FORMAT:
+    if (written := body.pop("format", None)) != _FORMAT:
         raise CheckpointError(
-            f"{path}: got format {body.get('format')!r}, expected {_FORMAT}; it was written by "
-            "another version of this package"
+            f"{path}: got format {written!r}, expected {_FORMAT}; it was written by another "
+            "version of this package"
         )
     # ``state.json`` has the checksums of the other files, so it must also have its own.
-    if checksum != _checksum(body):
+    if checksum != _checksum({"format": written, **body}):
         raise CheckpointError(f"{path}: checksum differs; the file was changed or is damaged")
-    return StateFile(
-        state=body["state"],
-        user_metadata=body["user_metadata"],
-        created_at=body["created_at"],
-        seals={name: FileSeal(**seal) for name, seal in body["files"].items()},
-    )
+    return StateFile(**body)
 
 
 def _checksum(body: Mapping[str, Any]) -> str:
@@ -261,14 +238,14 @@ def _checksum(body: Mapping[str, Any]) -> str:
 
 def read_sealed(folder: Path, name: str, state: StateFile) -> bytes:
     """Returns a file's content; raises ``CheckpointError`` if its checksum differs."""
-    path, seal = folder / name, state.seals[name]
+    path = folder / name
     # Check the size first: a truncated file is reported with both sizes and is not read.
-    seal.check_size(path)
+    state.check_size(path)
     content = path.read_bytes()
-    if FileSeal.of(content) != seal:
+    if hashlib.sha256(content).hexdigest() != state.files[name]["sha256"]:
         raise CheckpointError(
-            f"{path}: got {len(content)} of {seal.size_bytes} bytes, but their SHA-256 differs "
-            "from the written one; the file is damaged"
+            f"{path}: the SHA-256 of its {len(content)} bytes differs from the written one; the "
+            "file is damaged"
         )
     return content
 
@@ -278,27 +255,16 @@ def read_tensors(folder: Path, name: str, state: StateFile) -> dict[str, Tensor]
     return safetensors.torch.load(read_sealed(folder, name, state))
 
 
-def read_peft_files(folder: Path) -> dict[str, bytes]:
-    """Returns, by name, the files that ``PeftModel.from_pretrained`` needs."""
-    state = read_state(folder)
-    return {name: read_sealed(folder, name, state) for name in (ADAPTER_CONFIG, ADAPTER)}
-
-
 def expiry_file(now: float, ttl_seconds: int | None) -> dict[str, bytes]:
     """Returns ``expires_at`` for a time to live; empty for ``None`` (never)."""
     # A separate file, because the TTL may change but ``state.json`` must not.
     if ttl_seconds is None:
         return {}
     # ``True`` is an int in Python and would expire the checkpoint after a second.
-    if isinstance(ttl_seconds, bool) or ttl_seconds <= 0:
+    if isinstance(ttl_seconds, bool) or not 0 < ttl_seconds <= MAX_TTL_SECONDS:
         raise CheckpointError(
-            f"ttl_seconds: got {ttl_seconds!r}, expected a positive number of seconds, or None to "
-            "keep the checkpoint for good"
-        )
-    if ttl_seconds > MAX_TTL_SECONDS:
-        raise CheckpointError(
-            f"ttl_seconds: got {ttl_seconds}, expected at most {MAX_TTL_SECONDS} (100 years), or "
-            "None to keep the checkpoint for good"
+            f"ttl_seconds: got {ttl_seconds!r}, expected a number of seconds above 0 and at most "
+            f"{MAX_TTL_SECONDS} (100 years), or None to keep the checkpoint for good"
         )
     return {EXPIRES_AT: repr(float(now + ttl_seconds)).encode()}
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
-
-from torch import Tensor
 
 from tinker_cookbook.engine.checkpoints import format as fmt
 from tinker_cookbook.engine.checkpoints.store import (
@@ -17,7 +14,7 @@ from tinker_cookbook.engine.checkpoints.store import (
 )
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec, in_multimodal_model
+from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
 from tinker_cookbook.engine.training.run import TrainingRun
 from tinker_cookbook.exceptions import CheckpointError
 
@@ -67,19 +64,9 @@ def save_run(
 
 def load_adapter(base: BaseModel, loaded: LoadedCheckpoint, path: str) -> Adapter:
     """Returns the adapter of a checkpoint; raises if it belongs to another base model."""
-    try:
-        state = {"train_vision": False, **loaded.state}  # older checkpoints have no such field
-        fields = {name: state[name] for name in AdapterSpec.__dataclass_fields__}
-    except KeyError as error:
-        raise CheckpointError(f"{path}: state.json lacks {error}; it is damaged") from error
+    fields = {name: loaded.state[name] for name in AdapterSpec.__dataclass_fields__}
     # ``targets`` are the layers of this base model; tensors that do not fit are refused.
-    tensors = _as_loaded(base, loaded.adapter)
-    return Adapter.load(AdapterSpec(**fields), base.targets, tensors, base.device, path)
-
-
-def _as_loaded(base: BaseModel, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # Multimodal models were once loaded without their vision tower.
-    return in_multimodal_model(saved, [t.name for t in base.targets if t.group != "vision"])
+    return Adapter.load(AdapterSpec(**fields), base.targets, loaded.adapter, base.device, path)
 
 
 def load_run(
@@ -97,5 +84,5 @@ def load_run(
     # Without the optimizer, the checkpoint starts a new run.
     step = 0 if loaded.optimizer is None else loaded.state["step"]
     run = engine.new_run(run_id, base, load_adapter(base, loaded, path), step)
-    run.optimizer.load(_as_loaded(base, loaded.optimizer or {}), path)
+    run.optimizer.load(loaded.optimizer or {}, path)
     return run

@@ -144,18 +144,10 @@ class CheckpointStore:
             now = self.clock()
             body = {"run_id": run_id, "created_at": now, **asdict(info)}
             files.replace_file(folder / _RUN, fmt.encode_json(body, "run info", indent=2))
-            # The file's modification time is the time of last use (see ``touch_run``).
+            # The file's modification time is the time of last use: a crash cannot leave it
+            # incomplete.
             os.utime(folder / _RUN, (now, now))
         return RunRecord(run_id, info, created_at=now, last_used_at=now)
-
-    def touch_run(self, run_id: str) -> None:
-        """Updates the time of last use: the modification time of ``run.json``, because a crash
-        cannot leave it incomplete."""
-        path, now = self._run_folder(run_id) / _RUN, self.clock()
-        if not path.exists():
-            raise self._unknown_run(run_id)
-        with files.explain_disk_errors(f"touching run {run_id!r}", self.root):
-            os.utime(path, (now, now))
 
     def get_run(self, run_id: str) -> RunRecord:
         """Returns the run with this id; raises ``CheckpointError`` with the nearest known ids."""
@@ -241,10 +233,9 @@ class CheckpointStore:
             fmt.expiry_file(now, ttl_seconds).items(),
             fmt.encode_checkpoint(contents, state or {}, user_metadata or {}, now),
         )
-        # Saving counts as a use of the run.
-        self.touch_run(run_id)
         folder = self._folder(path)
         with self._writing(path, "saving"):
+            os.utime(self._run_folder(run_id) / _RUN, (now, now))  # saving is a use of the run
             # Check under the lock: two writers of the same name must not both find it free.
             if folder.exists() and not overwrite and not self._is_expired(folder):
                 raise CheckpointError(
@@ -270,7 +261,7 @@ class CheckpointStore:
             )
         with self._reading(path) as folder:
             state = fmt.read_state(folder)
-            if with_optimizer and fmt.OPTIMIZER not in state.seals:
+            if with_optimizer and fmt.OPTIMIZER not in state.files:
                 raise CheckpointError(
                     f"{path}: was saved without optimizer state. Load it without optimizer"
                 )
@@ -312,41 +303,38 @@ class CheckpointStore:
     def set_ttl(self, tinker_path: str, ttl_seconds: int | None) -> None:
         """Sets the expiry to ``ttl_seconds`` from now; ``None``: never."""
         path = TinkerPath.parse(tinker_path)
-        folder, expiry = self._folder(path), fmt.expiry_file(self.clock(), ttl_seconds)
-        with self._writing(path, "setting the TTL of"):
-            if not folder.exists() or self._is_expired(folder):
-                raise self._missing(path)
-            if not expiry:
-                # Without the file there is no expiry; the sync makes the removal durable.
-                (folder / fmt.EXPIRES_AT).unlink(missing_ok=True)
-                files.sync_folder(folder)
-            for name, content in expiry.items():
-                files.replace_file(folder / name, content)
+        expiry = fmt.expiry_file(self.clock(), ttl_seconds)
+        self._mark(path, "setting the TTL of", fmt.EXPIRES_AT, expiry.get(fmt.EXPIRES_AT))
 
     def set_public(self, tinker_path: str, public: bool) -> None:
         """Publishes a checkpoint for all owners of a server, or unpublishes it; a checkpoint that
         replaces it is not public."""
         path = TinkerPath.parse(tinker_path)
+        doing = "publishing" if public else "unpublishing"
+        self._mark(path, doing, fmt.PUBLIC, b"" if public else None)
+
+    def _mark(self, path: TinkerPath, doing: str, name: str, content: bytes | None) -> None:
+        """Writes the file ``name`` of a checkpoint, or removes it; both durably."""
         folder = self._folder(path)
-        with self._writing(path, "publishing" if public else "unpublishing"):
+        with self._writing(path, doing):
             if not folder.exists() or self._is_expired(folder):
                 raise self._missing(path)
-            if public:
-                files.replace_file(folder / fmt.PUBLIC, b"")
-            else:
-                (folder / fmt.PUBLIC).unlink(missing_ok=True)
+            if content is None:
+                (folder / name).unlink(missing_ok=True)
                 files.sync_folder(folder)
+            else:
+                files.replace_file(folder / name, content)
 
-    def expire(self, now: float | None = None) -> list[str]:
-        """Deletes the checkpoints that expire at or before ``now``, except in runs that another
-        process is writing to; returns their paths."""
+    def expire(self) -> list[str]:
+        """Deletes expired checkpoints, except in runs that another process is writing to; returns
+        their paths."""
         expired = []
         for path in chain.from_iterable(map(self._paths, self.run_ids())):
-            if not self._is_expired(self._folder(path), now):
+            if not self._is_expired(self._folder(path)):
                 continue
             # ``timeout=0``: opening a store must not wait for a run that is in use.
             with suppress(CheckpointError), self._writing(path, "deleting", timeout=0):
-                if self._is_expired(self._folder(path), now):  # the TTL may have changed
+                if self._is_expired(self._folder(path)):  # the TTL may have changed
                     self._delete(path)
                     expired.append(str(path))
                     logger.info("Deleted %s, which expired", path)
@@ -354,8 +342,9 @@ class CheckpointStore:
 
     def peft_files(self, tinker_path: str) -> dict[str, bytes]:
         """Returns, by name, the files that ``PeftModel.from_pretrained`` needs."""
-        with self._reading(TinkerPath.parse(tinker_path)) as source:
-            return fmt.read_peft_files(source)
+        with self._reading(TinkerPath.parse(tinker_path)) as folder:
+            state, names = fmt.read_state(folder), (fmt.ADAPTER_CONFIG, fmt.ADAPTER)
+            return {name: fmt.read_sealed(folder, name, state) for name in names}
 
     def copy_out(self, tinker_path: str, folder: Path) -> Path:
         """Copies ``peft_files`` into ``folder``, which must be new or empty."""
@@ -389,23 +378,23 @@ class CheckpointStore:
 
     def _describe(self, path: TinkerPath) -> CheckpointInfo:
         folder = self._folder(path)
-        problem, state = None, None
+        problem, state = None, fmt.StateFile({}, {}, folder.stat().st_mtime, {})
         try:
             state = fmt.read_state(folder)
             # Check only sizes: checksums would require reading all files.
-            for name, seal in state.seals.items():
-                seal.check_size(folder / name)
+            for name in state.files:
+                state.check_size(folder / name)
         except CheckpointError as error:
             problem = self._shown(str(error))
         return CheckpointInfo(
             path=path,
-            created_at=state.created_at if state else folder.stat().st_mtime,
+            created_at=state.created_at,
             expires_at=fmt.read_expiry(folder),
-            size_bytes=sum(seal.size_bytes for seal in state.seals.values()) if state else 0,
-            user_metadata=state.user_metadata if state else {},
+            size_bytes=sum(file["size_bytes"] for file in state.files.values()),
+            user_metadata=state.user_metadata,
             problem=problem,
             public=(folder / fmt.PUBLIC).exists(),
-            state=state.state if state else {},
+            state=state.state,
         )
 
     def _delete(self, path: TinkerPath) -> None:
@@ -452,9 +441,8 @@ class CheckpointStore:
         if path.run_id not in self.run_ids():
             return self._unknown_run(path.run_id)
         hint = nearest(path.name, self._names(path.run_id, path.kind))
-        for kind in KINDS:
-            if kind != path.kind and path.name in self._names(path.run_id, kind):
-                hint = f"; its {kind} have this name: {TinkerPath(path.run_id, kind, path.name)}"
+        if same := [str(one) for one in self._paths(path.run_id) if one.name == path.name]:
+            hint = f"; there is {same[0]}"
         return CheckpointNotFoundError(
             f"{path}: there is no such checkpoint{hint}. {self._others(path)}"
         )
@@ -479,11 +467,8 @@ class CheckpointStore:
         return [TinkerPath(run_id, kind, n) for kind in KINDS for n in self._names(run_id, kind)]
 
     def _names(self, run_id: str, kind: Kind) -> list[str]:
-        try:
-            with os.scandir(self._run_folder(run_id) / kind) as entries:
-                return sorted(e.name for e in entries if e.is_dir() and fmt.is_safe_name(e.name))
-        except FileNotFoundError:
-            return []
+        found = (self._run_folder(run_id) / kind).glob("*")
+        return sorted(one.name for one in found if fmt.is_safe_name(one.name) and one.is_dir())
 
     def _run_folder(self, run_id: str) -> Path:
         check_name(run_id, "run id")
@@ -495,6 +480,6 @@ class CheckpointStore:
     def _archive_file(self, path: TinkerPath) -> Path:
         return self._run_folder(path.run_id) / "archives" / f"{path.kind}.{path.name}.tar"
 
-    def _is_expired(self, folder: Path, now: float | None = None) -> bool:
+    def _is_expired(self, folder: Path) -> bool:
         expires_at = fmt.read_expiry(folder)
-        return expires_at is not None and expires_at <= (self.clock() if now is None else now)
+        return expires_at is not None and expires_at <= self.clock()

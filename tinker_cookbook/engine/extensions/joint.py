@@ -10,6 +10,7 @@ import logging
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -110,7 +111,9 @@ def run_together(
 
 def _checked(number: int, request: PassRequest) -> _Pass:
     run = request.run()
-    loss, data, config = run.checked_pass(request.examples, request.loss_name, request.loss_config)
+    with run.refusing_step_after_failure(True):
+        given = request.examples()
+        loss, data, config = run.checked(given, request.loss_name, request.loss_config)
     return _Pass(number, request, run, loss, data, config)
 
 
@@ -152,9 +155,7 @@ def _compute(passes: Sequence[_Pass]) -> tuple[list[LossOutput], list[TermGradie
         rows = owners[[row.indices[0] for row in micro.rows]]
         return stacked.of(np.repeat(rows, micro.row_tokens))
 
-    def run(micro: MicroBatchPass, checkpoint: float) -> None:
-        micro.run(first.loss, first.config, backward=True, checkpoint=checkpoint)
-
+    run = partial(MicroBatchPass.run, loss=first.loss, config=first.config, backward=True)
     gradients, logprobs = first.run.compute_joint(data, owners, terms, run)
     # A mask cannot stop NaN (0 times NaN is NaN), so one diverged run would affect the others.
     sides = [side for pair in gradients.values() for side in pair]

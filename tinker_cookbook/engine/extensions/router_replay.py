@@ -11,7 +11,6 @@ Routers" (arXiv 2510.11370).
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from tinker_cookbook.engine.memory import BoundedCache
 from tinker_cookbook.engine.model.experts import AdapterExperts
 from tinker_cookbook.engine.model.lora import ActiveTerms
 from tinker_cookbook.exceptions import ConfigurationError
@@ -40,8 +40,7 @@ class RouterReplay:
     """
 
     def __init__(self, model: nn.Module, active: ActiveTerms, probe: Callable[[], Tensor]) -> None:
-        self._known: OrderedDict[bytes, np.ndarray] = OrderedDict()
-        self._bytes = 0
+        self._known: BoundedCache[bytes, np.ndarray] = BoundedCache(_MOST_BYTES)
         layers = [(n, m) for n, m in model.named_modules() if isinstance(m, AdapterExperts)]
         if not layers:
             raise ConfigurationError(
@@ -52,12 +51,14 @@ class RouterReplay:
             block = model.get_submodule(name.rpartition(".")[0])
             block.forward = partial(_replayed, block.forward, active, number, experts.num_experts)
         # The first pass shows the number of choices; the second checks that replayed ones are used.
-        with active.recording() as chosen:
+        chosen: list[Tensor] = []
+        obeyed: list[Tensor] = []
+        with active.use(recorded=chosen):
             probe()
         self._layers, self._k = len(layers), chosen[0].shape[1]
         self.width = self._layers * self._k
         wanted = (torch.stack(chosen, 1) + 1) % min(e.num_experts for _, e in layers)
-        with active.recording() as obeyed, active.replaying(wanted):
+        with active.use(recorded=obeyed, replayed=wanted):
             probe()
         if not torch.equal(torch.stack(obeyed, 1), wanted):
             raise ConfigurationError(
@@ -67,13 +68,7 @@ class RouterReplay:
 
     def keep(self, tokens: np.ndarray, chosen: np.ndarray) -> None:
         """Stores the choices [T, width] of a sampled sequence's ``tokens`` [T]."""
-        key = _key(tokens)
-        if (before := self._known.pop(key, None)) is not None:
-            self._bytes -= before.nbytes
-        self._known[key] = chosen
-        self._bytes += chosen.nbytes
-        while self._bytes > _MOST_BYTES:
-            self._bytes -= self._known.popitem(last=False)[1].nbytes
+        self._known.put(_key(tokens), chosen, chosen.nbytes)
 
     def known(self, sequences: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns (tokens, choices) of the sequences with stored choices."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,40 +17,18 @@ from torch import Tensor
 
 from tinker_cookbook.engine.kernels import StepList
 from tinker_cookbook.engine.memory import out_of_memory
-from tinker_cookbook.engine.model.attention_hook import AttentionCall, Layout
+from tinker_cookbook.engine.model.attention_hook import AttentionCall
 from tinker_cookbook.engine.model.low_rank import Segments
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.paged_cache import LayerShape, PagedCache, TokenSpan
 from tinker_cookbook.engine.training.packed_attention import PackedLayout
 from tinker_cookbook.engine.training.prefix_tree import lay_out
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
-from tinker_cookbook.engine.vision.tower import VisionTower
 
 logger = logging.getLogger(__name__)
 
 _UNSUPPORTED = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 """Errors that an unsupported architecture may raise in the engine's attention."""
-
-
-class _Model(Protocol):
-    """What the checks use of a ``BaseModel``, which calls them."""
-
-    name: str
-    config: Any
-    device: torch.device
-    dtype: torch.dtype
-    vocab_size: int
-    vision: VisionTower | None
-
-    def hidden(self, tokens: Tensor, *, images: bool = True, **kwargs: Any) -> Tensor: ...
-
-    def hidden_with_backward(self, tokens: Tensor, **kwargs: Any) -> Tensor: ...
-
-    def hidden_of_batch(
-        self, tokens: Tensor, positions: Tensor, layout: BatchLayout, segments: Segments
-    ) -> Tensor: ...
-
-    def attending(self, layout: Layout | None) -> AbstractContextManager[None]: ...
 
 
 class _Probe(BatchLayout):
@@ -73,7 +50,7 @@ class _Probe(BatchLayout):
 
 @torch.no_grad()
 def check_batch_attention(
-    base: _Model, decoder: Any
+    base: Any, decoder: Any
 ) -> tuple[list[LayerShape] | None, StepList | None]:
     """Returns the cache shapes of all layers, or ``None`` if the check fails; and the list that
     computes their step in one call, or ``None`` if a bit of its results differs."""
@@ -97,7 +74,7 @@ def check_batch_attention(
 
 
 def _checked_steps(
-    base: _Model,
+    base: Any,
     decoder: Any,
     probe: _Probe,
     shapes: list[LayerShape],
@@ -121,7 +98,7 @@ def _checked_steps(
     return steps if all(map(torch.equal, found, expected)) else None
 
 
-def _all_layers_known(base: _Model, windows: Mapping[int, int | None]) -> bool:
+def _all_layers_known(base: Any, windows: Mapping[int, int | None]) -> bool:
     """Returns whether all layers called the attention, with a known type and the right window."""
     # Multimodal models have the settings of their language model in ``text_config``.
     config = getattr(base.config, "text_config", base.config)
@@ -136,19 +113,19 @@ def _all_layers_known(base: _Model, windows: Mapping[int, int | None]) -> bool:
     return all(windows[i] is not None for i, kind in enumerate(kinds) if kind[0] == "s")
 
 
-def _batch_agrees(base: _Model, found: Tensor) -> bool:
+def _batch_agrees(base: Any, found: Tensor) -> bool:
     """Compares a batched decode step with each sequence alone."""
     rows = [_row(base, tokens) for tokens in _sequences(base)]
     return _close(found, torch.cat([base.hidden(row)[:, -1] for row in rows]))
 
 
-def _sequences(base: _Model) -> list[np.ndarray]:
+def _sequences(base: Any) -> list[np.ndarray]:
     # Different lengths, so that wrong rows, positions or masks would change the result.
     return [probe_tokens(base.vocab_size, n) for n in (5, 8, 12, 3)]
 
 
 def _batch(
-    base: _Model, shapes: list[LayerShape], compute: Callable[..., Tensor]
+    base: Any, shapes: list[LayerShape], compute: Callable[..., Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Returns the hidden states of a batched prefill [T, H] and of a decode step [4, H]."""
     device = base.device
@@ -177,7 +154,7 @@ def _batch(
 
 
 @torch.no_grad()
-def check_packed_attention(base: _Model) -> bool:
+def check_packed_attention(base: Any) -> bool:
     """Returns whether sequences can be packed in one row, on CUDA: compares two packed sequences
     with each sequence alone."""
     if base.device.type != "cuda":
@@ -187,7 +164,7 @@ def check_packed_attention(base: _Model) -> bool:
 
 
 @torch.no_grad()
-def check_tree_attention(base: _Model) -> type[PackedLayout | TreeLayout] | None:
+def check_tree_attention(base: Any) -> type[PackedLayout | TreeLayout] | None:
     """Returns the layout for sequences that share a row, if one works: compares two sequences with
     a common prefix with each sequence alone."""
     tokens = probe_tokens(base.vocab_size, 19)
@@ -197,7 +174,7 @@ def check_tree_attention(base: _Model) -> type[PackedLayout | TreeLayout] | None
 
 
 def _row_agrees(
-    base: _Model,
+    base: Any,
     kind: type[PackedLayout | TreeLayout],
     groups: Sequence[Sequence[np.ndarray]],
 ) -> bool:
@@ -233,7 +210,7 @@ def probe_tokens(vocab_size: int, count: int) -> np.ndarray:
     return (vocab_size // 3 + 37 * np.arange(count)) % vocab_size
 
 
-def _row(base: _Model, sequence: np.ndarray) -> Tensor:
+def _row(base: Any, sequence: np.ndarray) -> Tensor:
     return torch.from_numpy(sequence).to(base.device)[None]
 
 

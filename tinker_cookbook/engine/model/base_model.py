@@ -32,13 +32,12 @@ from tinker_cookbook.engine.model.attention_support import (
     check_tree_attention,
     probe_tokens,
 )
-from tinker_cookbook.engine.model.experts import AdapterExperts, ChoiceStore, stacked_experts
+from tinker_cookbook.engine.model.experts import AdapterExperts, stacked_experts
 from tinker_cookbook.engine.model.head import Head
 from tinker_cookbook.engine.model.loading import (
     check_architecture,
     dequantized,
     eos_ids,
-    files_digest,
     leave_file,
     model_class,
     weights_digest,
@@ -50,7 +49,7 @@ from tinker_cookbook.engine.model.lora import (
     Target,
 )
 from tinker_cookbook.engine.model.low_rank import Segments, Terms
-from tinker_cookbook.engine.model.placement import Placement, Sharding, whole_parameters
+from tinker_cookbook.engine.model.placement import Placement, whole_parameters
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.paged_cache import LayerShape
 from tinker_cookbook.engine.training.packed_attention import PackedLayout
@@ -74,7 +73,6 @@ class BaseModel:
 
     Attributes: ``name`` as the user gave it, ``folder``, ``device``, ``dtype``, ``targets`` (the
     layers that can carry an adapter), ``head``, ``vocab_size``, ``context_length``, ``eos_ids``,
-    ``files_digest`` (a hash of the files of a local folder; empty for a name of the Hub),
     ``weights_digest`` (identifies the weights; checkpoints record it).
     """
 
@@ -87,20 +85,15 @@ class BaseModel:
         base_dtype: str = "auto",
         replay_router: bool = False,
         *,
-        sharding: Sharding | None = None,
+        sharding: Any = None,
     ) -> None:
         self.name, self.folder, self.device, self.dtype = name, folder, device, dtype
         quantized = base_dtype != "auto"
-        placement = Placement(
-            device,
-            quantized_layout(base_dtype),
-            sharding,
-        )
-        # A user may overwrite the weights in a local folder; a snapshot of the Hub never changes.
-        self.files_digest = files_digest(folder) if Path(name).expanduser().is_dir() else ""
+        placement = Placement(device, quantized_layout(base_dtype), sharding)
         self.weights_digest = weights_digest(folder)
         self.sharding = sharding
-        """Set if the processes of torchrun keep a shard each; then all run its layers in step."""
+        """``extensions.parallel.sharding.Sharding`` if the processes of torchrun keep a shard each;
+        then all run its layers in step."""
         self.with_processes: Callable[[], AbstractContextManager[None]] = nullcontext
         """Context in which the layers run; it makes the other processes run them too."""
         # A model that is quantised or sharded may fit the device only then, so its matrices move
@@ -145,7 +138,9 @@ class BaseModel:
             self.head = replace(self.head, weight=tables.quantize_tables(model))
         if device.type == "cpu":
             leave_file(model, whole_parameters(model).values())
-        self.replay = self._made_replayable(text) if replay_router else None
+        self.replay: Any = self._made_replayable(text) if replay_router else None
+        """``extensions.router_replay.RouterReplay``: experts that the sampler has chosen, for
+        training to choose the same."""
         release_cached_memory(device)  # loading needs a second copy of the weights
 
     @torch.no_grad()
@@ -208,7 +203,7 @@ class BaseModel:
             raise ConfigurationError(self.image_refusal)
 
     @torch.no_grad()
-    def _made_replayable(self, text: np.ndarray) -> ChoiceStore:
+    def _made_replayable(self, text: np.ndarray) -> Any:
         tokens = torch.from_numpy(text).to(self.device)[None]
         make = load_leaf("engine.extensions.router_replay", "replay_router=true").RouterReplay
         replay = make(self._model, self._active, lambda: self.hidden(tokens))
@@ -222,21 +217,31 @@ class BaseModel:
     @contextmanager
     def adapted(self, terms: Terms, choices: Tensor | None = None) -> Iterator[None]:
         """Applies an adapter to the forward passes inside the block and to their recomputation;
-        ``choices`` are those of ``ChoiceStore.find``."""
+        ``choices`` are those of ``RouterReplay.find``."""
         # The rotary kernel too: recomputed layers must save the same tensors as the first time.
-        with self._active.use(terms), self._active.replaying(choices), self._rotary.active():
+        active = self._active.use(terms=terms, segments=None, replayed=choices)
+        with active, self._rotary.active():
             yield
 
     def with_segments(self, terms: Terms) -> AbstractContextManager[None]:
         """Applies an adapter without gradients, as the sampler does."""
-        return self._active.use({}, Segments.of_one(terms))
+        return self._active.use(terms={}, segments=Segments.of_one(terms))
 
-    def hidden(self, tokens: Tensor, *, images: bool = True, **kwargs: Any) -> Tensor:
+    def hidden(
+        self,
+        tokens: Tensor,
+        *,
+        images: bool = True,
+        position_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
         """Returns the last hidden states [B, L, H] of right-padded ``tokens`` [B, L]; ``kwargs``
-        (cache, positions, mask) go to the transformers model. Without ``images`` all tokens are
-        text."""
+        (cache, mask) go to the transformers model, and so do ``position_ids`` unless they count the
+        tokens. Without ``images`` all tokens are text."""
         # No mask: attention is causal, so padding at the end cannot affect earlier tokens.
         kwargs.setdefault("use_cache", False)
+        if position_ids is not None:
+            kwargs["position_ids"] = position_ids
         with self.with_processes(), self._rotary.active():
             inputs = {"input_ids": tokens}
             if images and self.vision is not None:
@@ -246,13 +251,10 @@ class BaseModel:
     def hidden_of_row(self, tokens: np.ndarray) -> Tensor:
         """Returns the last hidden states [T, H] of one sequence [T], which may have images."""
         row = MicroBatch((Row((0,), len(tokens)),))
-        seen = self.positions, self.last_seen
-        batch = pad(row, [tokens], self.device, TreeLayout, *seen)
-        at: dict[str, Any] = {}
-        if batch.positions is not None:
-            at = {"position_ids": batch.positions}
+        batch = pad(row, [tokens], self.device, vision=self.vision)
         with self.attending(batch.layout):
-            return self.hidden(batch.tokens, **at)[0, : len(tokens)]
+            hidden = self.hidden(batch.tokens, position_ids=batch.positions)
+        return hidden[0, : len(tokens)]
 
     def positions(self, tokens: np.ndarray) -> np.ndarray | None:
         """Returns rotary positions [3, T] of a sequence with images; ``None`` if they count its
@@ -290,11 +292,9 @@ class BaseModel:
             return self._steps.hidden(tokens, positions, layout.runs, segments)
         cache = layout.runs[0].table.cache if layout.runs else None
         images = not all(run.decodes for run in layout.runs)  # sampled tokens are text
-        with (
-            attention_hook.use_layout(self._decoder.config, layout),
-            self._active.use({}, segments),
-            self._active.recording() as chosen,
-        ):
+        chosen: list[Tensor] = []
+        active = self._active.use(terms={}, segments=segments, recorded=chosen)
+        with attention_hook.use_layout(self._decoder.config, layout), active:
             at = positions[..., None, :]
             hidden = self.hidden(tokens[None], images=images, position_ids=at)[0]
         if cache is not None and cache.choices:
@@ -390,20 +390,17 @@ class BaseModel:
         """Attention layout of rows with shared prefixes; ``None`` if the model supports none."""
         return check_tree_attention(self)
 
-    def activation_bytes_per_token(self, *, train_vision: bool = False) -> int:
-        """Returns the bytes of activations per trained token, from the model's shapes; with
-        ``train_vision`` per token of an image."""
+    @cached_property
+    def activation_bytes_per_token(self) -> int:
+        """Bytes of activations per trained token, from the model's shapes."""
         config = getattr(self.config, "text_config", self.config)
         hidden = int(config.hidden_size)
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
         # A token saves the inner activations of each of its experts.
         chosen = int(getattr(config, "num_experts_per_tok", None) or 1)
         inner = max(inner, chosen * int(getattr(config, "moe_intermediate_size", None) or inner))
-        layers, itemsize = int(config.num_hidden_layers), self.dtype.itemsize
-        of_tower = 0
-        if train_vision and self.vision is not None:
-            of_tower = self.vision.activation_bytes_per_token(itemsize)
-        return activation_bytes_per_token(layers, hidden, inner, itemsize) + of_tower
+        layers = int(config.num_hidden_layers)
+        return activation_bytes_per_token(layers, hidden, inner, self.dtype.itemsize)
 
 
 def _load(

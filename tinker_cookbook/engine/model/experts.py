@@ -7,10 +7,8 @@ after another, and ``B`` [out, r * E] with the expert as its last index.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,29 +40,6 @@ def _known(module: Any) -> bool:
 
 def _up_name(module: Any) -> str:
     return "gate_up_proj" if module.has_gate else "up_proj"
-
-
-class ChoiceStore(Protocol):
-    """Experts that the sampler has chosen, for training to choose the same (``RouterReplay`` in
-    ``extensions.router_replay``)."""
-
-    width: int
-    """Number of choices of a token in all layers."""
-
-    def keep(self, tokens: np.ndarray, chosen: np.ndarray) -> None:
-        """Stores the choices [T, width] of a sampled sequence's ``tokens`` [T]."""
-        ...
-
-    def known(self, sequences: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns (tokens, choices) of the sequences with stored choices."""
-        ...
-
-    def find(
-        self, sequences: Sequence[np.ndarray], flat: Tensor, positions: int
-    ) -> tuple[Tensor | None, int]:
-        """Returns the choices [positions, layers, k] of a micro-batch (-1: unknown), and the number
-        of tokens with stored choices; ``flat`` [N] has the position of each token."""
-        ...
 
 
 class AdapterExperts(nn.Module):

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib import import_module
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from tinker_cookbook._process import importing_libraries
 from tinker_cookbook.engine.device_names import BITS
 from tinker_cookbook.engine.model.resolve import model_config
-from tinker_cookbook.exceptions import ConfigurationError, OutOfMemoryError
-
-logger = logging.getLogger(__name__)
+from tinker_cookbook.exceptions import ConfigurationError
 
 # transformers loads its modules at their first use, and some of them import each other. When the
 # engine's worker loads them while the user's thread imports from transformers too, Python breaks
@@ -144,13 +141,10 @@ def weights_bytes(
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         return sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin"))
-    shapes: dict[str, dict] = {}
+    shapes: dict[str, Any] = {}
     for file in files:
         with open(file, "rb") as stream:
-            # A safetensors file begins with the length of its JSON header: no tensor is read.
-            length = int.from_bytes(stream.read(8), "little")
-            shapes |= json.loads(stream.read(length))
-    shapes.pop("__metadata__", None)
+            shapes |= _header(stream)
     total = 0
     for name, entry in shapes.items():
         kind = entry["dtype"]
@@ -169,27 +163,12 @@ def weights_bytes(
     return total
 
 
-_SAMPLES, _SAMPLE_BYTES, _HEADER_BYTES = 32, 4096, 1 << 20
-
-
-def files_digest(folder: Path) -> str:
-    """Returns a fast hash of a model's files: milliseconds at any size.
-
-    It covers ``config.json``, and of each file of weights: name, size, time of the last change,
-    the first MiB (with the header), and 32 evenly spaced blocks of 4 KiB.
-    """
-    digest = hashlib.sha256()
-    patterns = ("config.json", "*.safetensors", "*.bin", "*.gguf")
-    for file in sorted(file for pattern in patterns for file in folder.glob(pattern)):
-        size, changed = file.stat().st_size, file.stat().st_mtime_ns
-        digest.update(f"{file.name} {size} {changed}\n".encode())
-        with open(file, "rb") as stream:
-            digest.update(stream.read(_HEADER_BYTES))
-            # Values can change without a new modification time: some programs preserve it.
-            for i in range(_SAMPLES if size > _HEADER_BYTES else 0):
-                stream.seek(_HEADER_BYTES + i * (size - _HEADER_BYTES) // _SAMPLES)
-                digest.update(stream.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:16]
+def _header(stream: BinaryIO) -> dict[str, Any]:
+    """Reads dtype, shape and place of each tensor of a safetensors file, whose first 8 bytes are
+    the length of this JSON."""
+    header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    header.pop("__metadata__", None)
+    return header
 
 
 _TENSOR_SAMPLES, _TENSOR_SAMPLE_BYTES = 4, 1024
@@ -209,49 +188,19 @@ def weights_digest(folder: Path) -> str:
     found: dict[str, bytes] = {}
     for name in names:
         with open(folder / name, "rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(length))
-            header.pop("__metadata__", None)
+            header = _header(stream)
+            begin = stream.tell()
             for tensor, entry in header.items():
                 start, end = entry["data_offsets"]
                 last = max(0, end - start - _TENSOR_SAMPLE_BYTES)
                 digest = hashlib.sha256(f"{tensor} {entry['dtype']} {entry['shape']}".encode())
                 for sample in range(_TENSOR_SAMPLES):
                     at = sample * last // (_TENSOR_SAMPLES - 1)
-                    stream.seek(8 + length + start + at)
+                    stream.seek(begin + start + at)
                     digest.update(stream.read(min(_TENSOR_SAMPLE_BYTES, end - start)))
                 found[tensor] = digest.digest()
     joined = b"".join(found[tensor] for tensor in sorted(found))
     return hashlib.sha256(joined).hexdigest()[:16] if found else ""
-
-
-def check_room(
-    name: str,
-    needed: int,
-    loaded: Mapping[str, int],
-    *,
-    free: int,
-    spare: int,
-    where: str,
-    dtype: torch.dtype,
-) -> None:
-    """Raises ``OutOfMemoryError`` unless a model of ``needed`` bytes fits into the ``free`` bytes
-    of the device ``where`` with ``spare`` bytes for activations; ``loaded`` are the other loaded
-    models."""
-    # On a CPU, loading a too large model raises no error: the kernel kills the process and all
-    # runs.
-    others = ", ".join(f"{other!r} ({size_text(size)})" for other, size in loaded.items())
-    if needed + spare > free:
-        half = ", or hold them in half the memory with dtype=bfloat16" if dtype.itemsize > 2 else ""
-        raise OutOfMemoryError(
-            f"{name!r} needs {size_text(needed)} and {size_text(spare)} to compute with, but "
-            f"{size_text(free)} are free on {where}, where {others} is loaded already. Choose a "
-            f"smaller model{half}"
-        )
-    logger.info(
-        "Base models on %s: %s and %r (%s); that leaves %s.",
-        where, others, name, size_text(needed), size_text(free - needed),
-    )  # fmt: skip
 
 
 def size_text(count: int) -> str:

@@ -114,33 +114,14 @@ class ActiveTerms:
     replayed: Tensor | None = None
 
     @contextmanager
-    def use(self, terms: Terms, segments: Segments | None = None) -> Iterator[None]:
-        """Activates the terms inside the block."""
-        before = self.terms, self.segments
-        self.terms, self.segments = terms, segments
+    def use(self, **fields: Any) -> Iterator[None]:
+        """Sets some fields inside the block."""
+        before = {name: getattr(self, name) for name in fields}
+        vars(self).update(fields)
         try:
             yield
         finally:
-            self.terms, self.segments = before
-
-    @contextmanager
-    def recording(self) -> Iterator[list[Tensor]]:
-        """Yields a list to which forward passes inside the block append their choices of
-        experts."""
-        self.recorded = []
-        try:
-            yield self.recorded
-        finally:
-            self.recorded = None
-
-    @contextmanager
-    def replaying(self, choices: Tensor | None) -> Iterator[None]:
-        """Makes forward passes inside the block use these ``choices`` of experts."""
-        before, self.replayed = self.replayed, choices
-        try:
-            yield
-        finally:
-            self.replayed = before
+            vars(self).update(before)
 
 
 class AdapterLinear(nn.Module):

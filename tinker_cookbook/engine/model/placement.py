@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tinker_cookbook.engine.kernels import Layout, MakeLayout
 
@@ -26,36 +25,18 @@ class Frozen(Protocol):
         ...
 
 
-class ShardedMatrix(nn.Module, ABC):
+class ShardedMatrix(nn.Module):
     """A frozen matrix of which each process keeps a shard; whole only while its layer runs."""
-
-    frozen: Frozen
-
-    @property
-    @abstractmethod
-    def layout(self) -> Layout:
-        """The matrix; read at each use, because a copy would be the memory that is to be saved."""
-
-
-class Sharding(Protocol):
-    """How one base model is sharded (``extensions.parallel.sharding``)."""
-
-    def matrix(self, weight: Tensor, device: torch.device) -> ShardedMatrix:
-        """Returns a module for ``weight`` [..., in] that ``shard_layers`` will shard."""
-        ...
-
-    def shard_layers(self, decoder: Any, device: torch.device) -> None:
-        """Shards the matrices of the decoder's layers. Every process calls it."""
-        ...
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Device and layout of frozen weights; ``layout`` ``None``: the fastest one."""
+    """Device and layout of frozen weights; ``layout`` ``None``: the fastest one. ``sharding`` as in
+    ``BaseModel``."""
 
     device: torch.device
     layout: MakeLayout | None = None
-    sharding: Sharding | None = None
+    sharding: Any = None
 
 
 def whole_parameters(model: Any) -> dict[str, nn.Parameter]:

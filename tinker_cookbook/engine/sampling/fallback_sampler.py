@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from tinker_cookbook.engine.sampling.fair_queue import FairQueue, Shares, WaitingRequest, owner_of
@@ -82,18 +83,17 @@ def _sampling(request: SampleRequest) -> Iterator[None]:
     cache: Any = DynamicCache(config=base.config)
 
     @torch.no_grad()
-    def last_hidden(tokens: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+    def last_hidden(tokens: torch.Tensor, positions: np.ndarray | None) -> torch.Tensor:
         # transformers counts positions itself, except those of images and after them.
-        given: dict[str, Any] = {}
-        if positions is not None:
-            given["position_ids"] = positions.to(base.device)
+        at = None if positions is None else torch.from_numpy(positions).to(base.device)
         with base.with_segments(request.sampler.terms()):
-            return base.hidden(tokens, past_key_values=cache, use_cache=True, **given)[:, -1]
+            hidden = base.hidden(tokens, past_key_values=cache, use_cache=True, position_ids=at)
+        return hidden[:, -1]
 
     of_prompt = base.positions(request.prompt)
     hidden = last_hidden(
         torch.from_numpy(request.prompt).to(base.device)[None],
-        None if of_prompt is None else torch.from_numpy(of_prompt)[:, None],
+        None if of_prompt is None else of_prompt[:, None],
     )
     rows = list(request.rows)
     if len(rows) > 1:
@@ -117,7 +117,7 @@ def _sampling(request: SampleRequest) -> Iterator[None]:
             hidden = last_hidden(newest, None if of_prompt is None else _positions_of(rows))
 
 
-def _positions_of(rows: list[SampledSequence]) -> torch.Tensor:
+def _positions_of(rows: list[SampledSequence]) -> np.ndarray:
     """Returns the rotary positions [3, rows, 1] of each row's newest token."""
     at = [row.length - 1 + row.request.position_offset for row in rows]
-    return torch.tensor(at)[None, :, None].expand(3, -1, -1)
+    return np.tile(np.array(at)[:, None], (3, 1, 1))

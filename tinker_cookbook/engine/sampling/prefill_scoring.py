@@ -22,7 +22,7 @@ from tinker_cookbook.engine.sampling.paged_cache import (
     PagedCache,
     TokenSpan,
 )
-from tinker_cookbook.engine.training.prefix_tree import lay_out, tree_positions, with_last_seen
+from tinker_cookbook.engine.training.prefix_tree import lay_out, with_images
 from tinker_cookbook.engine.vision.images import whole_images
 
 STEP_TOKENS = 512
@@ -57,8 +57,7 @@ def read_together(
     is called between forward passes.
     """
     # A tree of segments: a common prefix is one segment, whose blocks its continuations share.
-    row = with_last_seen(lay_out(sequences), sequences, base.last_seen)
-    positions = tree_positions(row, sequences, base.positions)
+    row = with_images(lay_out(sequences), sequences, base.vision)
     cache = PagedCache(shapes, base.dtype, base.device)
     waiting = [_Segment(some.path, indices) for some in row.siblings for indices in some.segments]
     complete: dict[int, BlockTable] = {}  # by the last index of the segment
@@ -69,7 +68,7 @@ def read_together(
         fill = (0, base.filling(len(indices)))
         found = base.hidden_of_batch(
             torch.from_numpy(np.pad(row.tokens[indices], fill)).to(base.device),
-            torch.from_numpy(positions[..., np.pad(indices, fill)]).to(base.device),
+            torch.from_numpy(row.positions[..., np.pad(indices, fill)]).to(base.device),
             BatchLayout(runs),
             Segments.of_one(terms),
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.training.losses import LOSSES, Loss
 from tinker_cookbook.engine.vision.images import ImageInput, is_image, text_tokens
 from tinker_cookbook.exceptions import DataValidationError, nearest
@@ -49,9 +50,7 @@ class Example:
         return replace(self, inputs=kept)
 
 
-def check_examples(
-    data: Sequence[Example], loss: Loss, vocab_size: int, context_length: int
-) -> frozenset[str]:
+def check_examples(data: Sequence[Example], loss: Loss, base: BaseModel) -> frozenset[str]:
     """Raises ``DataValidationError`` with datum and field; returns the optional fields in use.
 
     Either all datums or none must have an optional field (per-token clip thresholds).
@@ -61,37 +60,35 @@ def check_examples(
     optional = frozenset(name for name in loss.optional if name in data[0].inputs)
     for index, example in enumerate(data):
         where = f"datum {index}"
+        base.check_images(example.tokens)
         text = text_tokens(example.tokens)
         if len(text) or not len(example.tokens):
-            _check_tokens(where, "model_input", text, vocab_size)
-        if len(example) > context_length:
+            _check_tokens(where, "model_input", text, base.vocab_size)
+        if len(example) > base.context_length:
             raise DataValidationError(
                 f"{where}: model_input has {len(example)} tokens, but the model's context is "
-                f"{context_length}; cut it (max_length={context_length})"
+                f"{base.context_length}; cut it (max_length={base.context_length})"
             )
-        present = set(example.inputs)
-        for name in loss.required:
-            if name not in present:
-                raise DataValidationError(
-                    f"{where}: loss_fn_inputs lacks {name!r}; {loss.name} needs "
-                    f"{', '.join(loss.required)}"
-                )
-        unknown = present - set(loss.required) - set(loss.optional)
-        if unknown:
+        present, known = set(example.inputs), (*loss.required, *loss.optional)
+        if lacking := set(loss.required) - present:
+            raise DataValidationError(
+                f"{where}: loss_fn_inputs lacks {min(lacking)!r}; {loss.name} needs "
+                f"{', '.join(loss.required)}"
+            )
+        if unknown := present.difference(known):
             name = min(unknown)
             raise DataValidationError(
                 f"{where}: loss_fn_inputs has {name!r}, which {loss.name} does not use; expected "
-                f"{', '.join((*loss.required, *loss.optional))}"
-                f"{nearest(name, (*loss.required, *loss.optional))}"
+                f"{', '.join(known)}{nearest(name, known)}"
             )
         # A micro-batch concatenates each field over its sequences. A field of only some would not
         # line up with the tokens.
-        if frozenset(present & set(loss.optional)) != optional:
+        if present.intersection(loss.optional) != optional:
             raise DataValidationError(
                 f"{where}: optional loss_fn_inputs differ from those of datum 0 "
                 f"({sorted(optional) or 'none'}); give them for all datums or for none"
             )
-        _check_fields(where, example, loss, vocab_size)
+        _check_fields(where, example, loss, base.vocab_size)
         if example.images:
             _check_images_untrained(where, example)
     return optional
@@ -101,10 +98,13 @@ def _check_fields(where: str, example: Example, loss: Loss, vocab_size: int) -> 
     targets = example.targets
     # Only cross_entropy can sum over K targets of a position; other losses compare one token with
     # its sampled log-probability.
-    if targets.ndim not in (1, 2) or (targets.ndim == 2 and loss.name != "cross_entropy"):
+    shapes = {1: f"({len(example)},)"}
+    if loss.name == "cross_entropy":
+        shapes[2] = f"({len(example)}, K)"
+    if targets.ndim not in shapes:
         raise DataValidationError(
-            f"{where}: target_tokens has shape {targets.shape}, expected ({len(example)},)"
-            + (f" or ({len(example)}, K)" if loss.name == "cross_entropy" else "")
+            f"{where}: target_tokens has shape {targets.shape}, expected "
+            f"{' or '.join(shapes.values())}"
         )
     _check_tokens(where, "target_tokens", targets, vocab_size)
     for name, values in example.inputs.items():

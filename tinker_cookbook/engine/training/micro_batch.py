@@ -12,7 +12,6 @@ so the loss only sees [T] tensors, and the [T, V] logits are never stored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +56,7 @@ def plan_for(
 def pad_for(base: BaseModel, micro: MicroBatch, sequences: Sequence[np.ndarray]) -> PaddedBatch:
     """Lays out a micro-batch of the batch ``sequences`` for ``base``."""
     layout = base.shared_layout or TreeLayout
-    return pad(micro, sequences, base.device, layout, base.positions, base.last_seen)
+    return pad(micro, sequences, base.device, layout, base.vision)
 
 
 class MicroBatchPass:
@@ -286,14 +285,11 @@ def hidden_states(
 ) -> Tensor:
     """Returns the last hidden states [B * L, H] of all positions of a padded micro-batch;
     ``choices`` are those of ``RouterReplay.find``."""
-    layout: dict[str, Any] = {}
-    if batch.positions is not None:
-        layout = {"position_ids": batch.positions}
     with (
         torch.set_grad_enabled(grad),
         base.adapted(terms, choices),
         base.checkpointed(checkpoint if grad else 0),
         base.attending(batch.layout),
     ):
-        hidden = base.hidden(batch.tokens, **layout)
+        hidden = base.hidden(batch.tokens, position_ids=batch.positions)
     return hidden.reshape(-1, hidden.shape[-1])

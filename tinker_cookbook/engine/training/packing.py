@@ -20,15 +20,13 @@ from torch import Tensor
 from tinker_cookbook.engine.model.attention_hook import Layout
 from tinker_cookbook.engine.training.packed_attention import PackedLayout
 from tinker_cookbook.engine.training.prefix_tree import (
-    PositionsOf,
-    TreeRow,
     group_by_prefix,
     lay_out,
     row_length,
-    tree_positions,
-    with_last_seen,
+    with_images,
 )
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
+from tinker_cookbook.engine.vision.tower import VisionTower
 
 _LENGTH_MULTIPLE = 8
 _SHORT = 64
@@ -233,71 +231,60 @@ def pad(
     sequences: Sequence[np.ndarray],
     device: torch.device,
     shared_layout: type[PackedLayout | TreeLayout] = TreeLayout,
-    positions_of: PositionsOf = lambda _: None,
-    last_seen: PositionsOf = lambda _: None,
+    vision: VisionTower | None = None,
 ) -> PaddedBatch:
     """Lays out a micro-batch of ``sequences``; rows with shared prefixes use ``shared_layout``.
 
-    Of a sequence with images, ``positions_of`` returns the rotary positions [3, T], and
-    ``last_seen`` the last index [T] that each token sees, if it is not its own.
+    ``vision`` is the tower of a model that takes images.
     """
-    lengths = [len(sequences[i]) for i in micro.indices]
+    chosen = [sequences[i] for i in micro.indices]
+    lengths = [len(sequence) for sequence in chosen]
     number_of = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
-    masked = any(last_seen(sequences[i]) is not None for i in micro.indices)
+    masked = vision is not None and any(vision.last_seen(one) is not None for one in chosen)
     if not (micro.shared or micro.packed or masked):
         # Pad on the right with id 0: no real position attends to it.
         tokens = np.zeros((len(lengths), micro.padded_length), dtype=np.int64)
-        for row, index, length in zip(tokens, micro.indices, lengths, strict=True):
-            row[:length] = sequences[index]
+        for row, sequence in zip(tokens, chosen, strict=True):
+            row[: len(sequence)] = sequence
         is_token = np.arange(micro.padded_length) < np.array(lengths)[:, None]
         flat = torch.from_numpy(np.flatnonzero(is_token))
-        positions = _padded_positions(tokens, lengths, positions_of, device)
+        positions = None if vision is None else _padded_positions(tokens.shape, chosen, vision)
         return PaddedBatch(
-            torch.from_numpy(tokens).to(device), flat.to(device), number_of, positions
+            torch.from_numpy(tokens).to(device),
+            flat.to(device),
+            number_of,
+            None if positions is None else torch.from_numpy(positions).to(device),
         )
     # Concatenate the rows; ``layout`` separates them in attention.
     kind = TreeLayout if masked else shared_layout if micro.shared else PackedLayout
     of_rows = [[sequences[i] for i in row.indices] for row in micro.rows]
-    laid_out = [with_last_seen(lay_out(row), row, last_seen) for row in of_rows]
+    laid_out = [with_images(lay_out(row), row, vision) for row in of_rows]
     starts = np.cumsum([0] + [len(row.tokens) for row in laid_out])
     flat = [where + at for row, at in zip(laid_out, starts, strict=False) for where in row.where]
+    positions = [row.positions for row in laid_out]
+    if any(part.ndim == 2 for part in positions):
+        positions = [np.broadcast_to(part, (3, part.shape[-1])) for part in positions]
     return PaddedBatch(
         concatenate([row.tokens for row in laid_out], torch.int64, device)[None],
         concatenate(flat, torch.int64, device),
         number_of,
-        _row_positions(laid_out, of_rows, positions_of, device),
+        torch.from_numpy(np.concatenate(positions, -1)).to(device)[..., None, :],
         kind.of(laid_out, device),
     )
 
 
 def _padded_positions(
-    tokens: np.ndarray, lengths: Sequence[int], positions_of: PositionsOf, device: torch.device
-) -> Tensor | None:
+    shape: tuple[int, ...], sequences: Sequence[np.ndarray], vision: VisionTower
+) -> np.ndarray | None:
     """Returns the positions [3, B, L] of padded rows; ``None`` if all count tokens."""
-    found = [positions_of(row[:n]) for row, n in zip(tokens, lengths, strict=True)]
+    found = [vision.positions(sequence) for sequence in sequences]
     if all(positions is None for positions in found):
         return None
-    out = np.broadcast_to(np.arange(tokens.shape[1]), (3, *tokens.shape)).copy()
+    out = np.broadcast_to(np.arange(shape[1]), (3, *shape)).copy()
     for number, positions in enumerate(found):
         if positions is not None:
             out[:, number, : positions.shape[1]] = positions
-    return torch.from_numpy(out).to(device)
-
-
-def _row_positions(
-    rows: Sequence[TreeRow],
-    sequences: Sequence[Sequence[np.ndarray]],
-    positions_of: PositionsOf,
-    device: torch.device,
-) -> Tensor:
-    """Returns the positions [1, L] or, with images, [3, 1, L] of concatenated rows."""
-    parts = [
-        tree_positions(row, of_row, positions_of)
-        for row, of_row in zip(rows, sequences, strict=True)
-    ]
-    if any(part.ndim == 2 for part in parts):
-        parts = [np.broadcast_to(part, (3, part.shape[-1])) for part in parts]
-    return torch.from_numpy(np.concatenate(parts, -1)).to(device)[..., None, :]
+    return out
 
 
 def concatenate(arrays: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> Tensor:

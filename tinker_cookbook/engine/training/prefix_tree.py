@@ -10,14 +10,12 @@ as for the separate sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
 
 import numpy as np
 
-PositionsOf: TypeAlias = Callable[[np.ndarray], "np.ndarray | None"]
-"""From a sequence [T] to its rotary positions [3, T]; ``None`` if they count tokens."""
+from tinker_cookbook.engine.vision.tower import VisionTower
 
 MIN_SAVED_TOKENS = 32
 MIN_SAVED_SHARE = 0.1
@@ -151,34 +149,24 @@ def lay_out(sequences: Sequence[np.ndarray], shortest: int = SHORTEST_SEGMENT) -
     return TreeRow(np.concatenate(tokens), np.concatenate(positions), all_siblings, where)
 
 
-def tree_positions(
-    row: TreeRow, sequences: Sequence[np.ndarray], positions_of: PositionsOf
-) -> np.ndarray:
-    """Returns the rotary positions of the row of ``sequences``: [L], or [3, L] with images."""
-    found = [positions_of(sequence) for sequence in sequences]
-    if all(positions is None for positions in found):
-        return row.positions
-    out = np.broadcast_to(row.positions, (3, len(row.positions))).copy()
-    # Positions depend only on the tokens before, so sequences agree about a common prefix.
-    for where, positions in zip(row.where, found, strict=True):
-        if positions is not None:
-            out[:, where] = positions
-    return out
-
-
-def with_last_seen(
-    row: TreeRow, sequences: Sequence[np.ndarray], last_seen: Callable[[np.ndarray], Any]
+def with_images(
+    row: TreeRow, sequences: Sequence[np.ndarray], vision: VisionTower | None
 ) -> TreeRow:
-    """Returns the row of ``sequences`` with the ``last_seen`` of each, if any has one."""
-    found = [last_seen(sequence) for sequence in sequences]
-    if all(seen is None for seen in found):
+    """Returns the row of ``sequences`` with their rotary positions [3, L] and the last token that
+    each token sees, where images change these."""
+    if vision is None:
         return row
-    out = row.positions.copy()
-    for where, seen in zip(row.where, found, strict=True):
-        if seen is not None:
+    out, last_seen = row.positions, None
+    for where, sequence in zip(row.where, sequences, strict=True):
+        # Positions depend only on the tokens before, so sequences agree about a common prefix.
+        if (positions := vision.positions(sequence)) is not None:
+            out = np.broadcast_to(out, (3, out.shape[-1])).copy()
+            out[:, where] = positions
+        if (seen := vision.last_seen(sequence)) is not None:
+            last_seen = row.positions.copy() if last_seen is None else last_seen
             # A sequence may end in an image that another one has whole.
-            out[where] = np.maximum(out[where], seen)
-    return replace(row, last_seen=out)
+            last_seen[where] = np.maximum(last_seen[where], seen)
+    return replace(row, positions=out, last_seen=last_seen)
 
 
 def row_length(sequences: Sequence[np.ndarray]) -> int:

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NoReturn
+from functools import partial
 
 import numpy as np
 import torch
@@ -38,8 +38,8 @@ from tinker_cookbook.exceptions import (
 
 logger = logging.getLogger(__name__)
 
-_ComputePass = Callable[[MicroBatchPass, float], None]
-"""Runs a micro-batch with a share of the layers checkpointed; stores the results in it."""
+_ComputePass = Callable[..., None]
+"""``run(micro_batch_pass, checkpoint=share)`` stores the results in the pass."""
 
 TermsOf = Callable[[MicroBatch], Terms]
 """Returns the adapter terms for a micro-batch."""
@@ -56,20 +56,15 @@ class LossOutput:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class _GradientSums:
-    """Adds up the fp32 gradients of an adapter's terms over micro-batches."""
-
-    def __init__(self) -> None:
-        self.by_name: TermGradients = {}
-
-    def add(self, gradients: TermGradients) -> None:
-        for name, (a, b) in gradients.items():
-            if name in self.by_name:
-                self.by_name[name][0].add_(a)
-                self.by_name[name][1].add_(b)
-            else:
-                # Take over the tensors of the first micro-batch: no copy, no sum with zeros.
-                self.by_name[name] = (a, b)
+def _add_to(total: TermGradients, gradients: TermGradients) -> None:
+    """Adds a micro-batch's fp32 gradients of an adapter's terms to those of earlier ones."""
+    for name, (a, b) in gradients.items():
+        if name in total:
+            total[name][0].add_(a)
+            total[name][1].add_(b)
+        else:
+            # Take over the tensors of the first micro-batch: no copy, no sum with zeros.
+            total[name] = (a, b)
 
 
 @dataclass(frozen=True)
@@ -126,11 +121,8 @@ class TrainingRun:
         If any part of the batch fails, no gradient is added, and the next ``optim_step`` raises.
         """
         with self.refusing_step_after_failure(backward):
-            loss, data, config = self._checked(data, loss_name, loss_config)
-
-            def run(micro: MicroBatchPass, checkpoint: float) -> None:
-                micro.run(loss, config, backward=backward, checkpoint=checkpoint)
-
+            loss, data, config = self.checked(data, loss_name, loss_config)
+            run = partial(MicroBatchPass.run, loss=loss, config=config, backward=backward)
             return self._sum_over(data, self._plan(data), run, backward=backward)
 
     def forward_backward_custom(
@@ -155,10 +147,7 @@ class TrainingRun:
             self._check_custom(data, group_size)
             if group_size is None:
                 return self._coupled(data, loss_fn, trained_only)
-
-            def run(micro: MicroBatchPass, checkpoint: float) -> None:
-                micro.run_custom(loss_fn, trained_only=trained_only, checkpoint=checkpoint)
-
+            run = partial(MicroBatchPass.run_custom, loss_fn=loss_fn, trained_only=trained_only)
             return self._sum_over(data, self._plan(data, group_size), run, backward=True)
 
     def optim_step(self, settings: AdamSettings) -> dict[str, float]:
@@ -195,17 +184,17 @@ class TrainingRun:
         gradients, self._gradients, self._failure = self._gradients, {}, None
         return gradients
 
-    def checked_pass(
+    def checked(
         self,
-        examples: Callable[[], Sequence[Example]],
+        data: Sequence[Example],
         loss_name: str,
         loss_config: Mapping[str, float | str] | None,
     ) -> tuple[Loss, list[Example], Mapping[str, float]]:
-        """Returns the checked loss, data and settings of a ``forward_backward``; if one is invalid,
-        raises an error and makes the next step fail."""
-        with self.refusing_step_after_failure(True):
-            return self._checked(examples(), loss_name, loss_config)
-        raise AssertionError("unreachable")
+        """Returns loss, data and settings of a ``forward_backward``; raises for invalid ones."""
+        loss = get_loss(loss_name)
+        data = [example.for_loss(loss) for example in data]
+        optional = check_examples(data, loss, self.base)
+        return loss, data, loss.resolve_config(loss_config, per_token=optional)
 
     def compute_joint(
         self, data: Sequence[Example], owners: np.ndarray, terms: TermsOf, run: _ComputePass
@@ -247,12 +236,6 @@ class TrainingRun:
             if backward:
                 one.backward(torch.zeros(1, device=self.base.device), fill_logprobs=True)
 
-    def fail_pass(self, error: Exception, *, backward: bool) -> NoReturn:
-        """Raises the ``error`` of a pass that could not start; the next step will raise too."""
-        with self.refusing_step_after_failure(backward):
-            raise error
-        raise AssertionError("unreachable")
-
     def snapshot(self) -> Adapter:
         """Returns the current weights for a sampler, by reference; later steps do not change
         them."""
@@ -267,28 +250,10 @@ class TrainingRun:
         # the new tensors.
         self._gradients, self._failure, self._shared_with_sampler = {}, None, False
 
-    def _checked(
-        self,
-        data: Sequence[Example],
-        loss_name: str,
-        loss_config: Mapping[str, float | str] | None,
-    ) -> tuple[Loss, list[Example], Mapping[str, float]]:
-        """Returns loss, data and settings of a pass; raises for invalid ones."""
-        loss = get_loss(loss_name)
-        data = [example.for_loss(loss) for example in data]
-        optional = self._check_examples(data, loss)
-        return loss, data, loss.resolve_config(loss_config, per_token=optional)
-
-    def _check_examples(self, data: Sequence[Example], loss: Loss) -> frozenset[str]:
-        for example in data:
-            self.base.check_images(example.tokens)
-        return check_examples(data, loss, self.base.vocab_size, self.base.context_length)
-
     def _check_custom(self, data: Sequence[Example], group_size: int | None) -> None:
         # A custom loss uses the fields of cross_entropy: targets, and weights that mark what is
         # trained.
-        loss = LOSSES["cross_entropy"]
-        self._check_examples(data, loss)
+        check_examples(data, LOSSES["cross_entropy"], self.base)
         if group_size is None:
             return
         if not isinstance(group_size, int) or isinstance(group_size, bool) or group_size < 1:
@@ -368,19 +333,19 @@ class TrainingRun:
         backward: bool,
     ) -> tuple[TermGradients, LossOutput]:
         logprobs: list[np.ndarray] = [np.empty(0)] * len(data)
-        gradients, metrics, total = _GradientSums(), dict[str, float](), 0.0
+        gradients, metrics, total = TermGradients(), dict[str, float](), 0.0
         for micro in micros:
             for part, result in self._with_retries(data, micro, terms, run, backward):
                 # Losses are sums over tokens, so those of micro-batches add up without weights.
                 total += result.loss
-                gradients.add(result.gradients)
+                _add_to(gradients, result.gradients)
                 for name, value in result.metrics.items():
                     metrics[name] = metrics.get(name, 0.0) + float(value)
                 for index, row in zip(part.indices, result.logprobs_by_sequence(), strict=True):
                     logprobs[index] = row.cpu().numpy()
             # Between micro-batches the sampler may use the device.
             self._pause()
-        return gradients.by_name, LossOutput(logprobs, {**metrics, "loss:sum": total})
+        return gradients, LossOutput(logprobs, {**metrics, "loss:sum": total})
 
     def _coupled(
         self, data: Sequence[Example], loss_fn: CustomLossFn, trained_only: bool
@@ -405,17 +370,17 @@ class TrainingRun:
         # 2. The loss and its gradient with respect to the log-probabilities.
         value, metrics, upstream = evaluate_custom(loss_fn, range(len(data)), logprobs)
         # 3. Backward through each micro-batch, after a second forward pass if no graph was kept.
-        gradients = _GradientSums()
+        gradients = TermGradients()
         for micro, one in zip(micros, passes, strict=True):
             if not keep:
                 # Only hidden states are needed: the head recomputes the softmax in its backward
                 # pass.
                 one.body(grad=True, checkpoint=self._recomputed_share(micro))
-            gradients.add(one.backward(torch.cat([upstream[i] for i in micro.indices])))
+            _add_to(gradients, one.backward(torch.cat([upstream[i] for i in micro.indices])))
             one.release()
             self._pause()
         self.idle(count - len(micros), terms, backward=True)
-        self.add_gradients(gradients.by_name)
+        self.add_gradients(gradients)
         return LossOutput([row.cpu().numpy() for row in logprobs], {**metrics, "loss:sum": value})
 
     def _with_retries(
@@ -438,7 +403,7 @@ class TrainingRun:
         for checkpoint in attempts if self.in_step is None else attempts[:1]:
             one = MicroBatchPass(self.base, terms(micro), data, micro)
             try:
-                run(one, checkpoint)
+                run(one, checkpoint=checkpoint)
                 if checkpoint > attempts[0]:  # so that the next pass does not fail first
                     self.base.limits.note_recomputed(micro.padded_tokens, checkpoint)
                 return [(micro, one)]

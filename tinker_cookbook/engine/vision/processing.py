@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from tinker_cookbook.engine.memory import BoundedCache
 from tinker_cookbook.engine.model.resolve import model_config
 from tinker_cookbook.engine.vision.images import (
     MOST_TOKENS,
@@ -66,11 +65,10 @@ class Family:
     whole: bool = False
 
 
-_KEPT_IMAGES = 256
-"""Images that are kept after their last use: an epoch, or a group's next turn, reads them again."""
 _KEPT_BYTES = 256 << 20
-_MADE_BYTES = 256 << 20
-"""Of pixels that the vision tower has not read yet, so that they are not made a second time."""
+"""Of images that an epoch, or a group's next turn, may read again."""
+_made: BoundedCache[bytes, Pixels] = BoundedCache(256 << 20)
+"""Pixels that the vision tower has not read yet, by the images' digests: they are made once."""
 
 
 class ImageReader:
@@ -94,10 +92,8 @@ class ImageReader:
             raise ConfigurationError(
                 f"{name} (model_type {kind!r}) cannot read images: {error}. Text alone works"
             ) from error
-        self._kept: OrderedDict[bytes, tuple[ImageInput, int]] = OrderedDict()
-        self._kept_bytes = 0
+        self._kept: BoundedCache[bytes, ImageInput] = BoundedCache(_KEPT_BYTES)
         self._tokenizer: Any = None
-        self._lock = threading.Lock()
         # Images for two models are different inputs, also if their pixels are equal.
         made_by = [self.processor.to_dict(), dict(self._config)]
         self._source = json.dumps(made_by, sort_keys=True, default=str).encode()
@@ -109,13 +105,9 @@ class ImageReader:
         number of its tokens is not ``expected_tokens``.
         """
         key = hashlib.sha256(data).digest()
-        with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
-                self._kept.move_to_end(key)
-        image = found[0] if found is not None else self._read(data, where)
-        if found is None:
-            self._keep(key, image, len(data))
+        if (image := self._kept.get(key)) is None:
+            image = self._read(data, where)
+            self._kept.put(key, image, len(data) + image.tokens.nbytes)
         if expected_tokens is not None and expected_tokens != len(image):
             raise DataValidationError(
                 f"{where}: expected_tokens is {expected_tokens}, but the image has {len(image)} "
@@ -124,18 +116,11 @@ class ImageReader:
             )
         return image
 
-    def _keep(self, key: bytes, image: ImageInput, size: int) -> None:
-        with self._lock:
-            if key in self._kept:  # another thread has read it at the same time
-                return
-            self._kept[key] = image, size
-            self._kept_bytes += size
-            while len(self._kept) > _KEPT_IMAGES or self._kept_bytes > _KEPT_BYTES:
-                _, (_, freed) = self._kept.popitem(last=False)
-                self._kept_bytes -= freed
-
     def _read(self, data: bytes, where: str) -> ImageInput:
-        rgb = _decoded(data, where)
+        try:
+            rgb = decode_image(data, where)
+        except DataFormatError as error:
+            raise DataValidationError(str(error)) from error
         digest = hashlib.sha256(self._source + repr(rgb.size).encode() + rgb.tobytes()).digest()
         try:
             pixels = _processed(self.processor, rgb, self.family)
@@ -158,8 +143,8 @@ class ImageReader:
                 f"{MOST_TOKENS}; make it smaller"
             )
         # Pixels are many times larger than the file, and needed only if the features are not kept.
-        kind = str(self._config["model_type"])
-        _made.add(digest, _inputs(pixels, self.family))
+        kind, inputs = str(self._config["model_type"]), _inputs(pixels, self.family)
+        _made.put(digest, inputs, sum(array.nbytes for array in inputs.values()))
         make_pixels = partial(_pixels_of, str(self._folder), kind, digest, data)
         return interned(ImageInput(digest, make_pixels, *expansion))
 
@@ -177,13 +162,6 @@ def image_reader(name: str, folder: Path) -> ImageReader:
     return ImageReader(name, folder)
 
 
-def _decoded(data: bytes, where: str) -> Any:
-    try:
-        return decode_image(data, where)
-    except DataFormatError as error:
-        raise DataValidationError(str(error)) from error
-
-
 def _processor(folder: str, family: Family) -> Any:
     return get_image_text_processor(folder) if family.whole else get_image_processor(folder)
 
@@ -198,41 +176,11 @@ def _inputs(pixels: Pixels, family: Family) -> Pixels:
 
 
 def _pixels_of(folder: str, kind: str, digest: bytes, data: bytes) -> Pixels:
-    made = _made.take(digest)
-    if made is not None:
+    if (made := _made.pop(digest)) is not None:
         return made
     family = FAMILIES.get(kind, WHOLE)
-    return _inputs(_processed(_processor(folder, family), _decoded(data, "image"), family), family)
-
-
-class _Made:
-    """Pixels by the images' digests; the oldest go first."""
-
-    def __init__(self) -> None:
-        self._pixels: OrderedDict[bytes, Pixels] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
-
-    def add(self, digest: bytes, pixels: Pixels) -> None:
-        self.take(digest)
-        with self._lock:
-            self._pixels[digest] = pixels
-            self._bytes += _nbytes(pixels)
-            while self._bytes > _MADE_BYTES:
-                self._bytes -= _nbytes(self._pixels.popitem(last=False)[1])
-
-    def take(self, digest: bytes) -> Pixels | None:
-        with self._lock:
-            pixels = self._pixels.pop(digest, None)
-            self._bytes -= 0 if pixels is None else _nbytes(pixels)
-            return pixels
-
-
-_made = _Made()
-
-
-def _nbytes(pixels: Pixels) -> int:
-    return sum(array.nbytes for array in pixels.values())
+    rgb = decode_image(data, "image")
+    return _inputs(_processed(_processor(folder, family), rgb, family), family)
 
 
 def _has_zero_tile(pixels: np.ndarray) -> bool:

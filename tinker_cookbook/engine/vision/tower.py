@@ -188,7 +188,7 @@ class VisionTower:
             name: torch.from_numpy(np.concatenate([one[name] for one in made])).to(device)
             for name in made[0]
         }
-        with self._active.use(terms):
+        with self._active.use(terms=terms, segments=None):
             found = self._model.get_image_features(**pixels, return_dict=True)
         by_layer = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
         split = (_rows_of(layer).split(counts) for layer in by_layer)

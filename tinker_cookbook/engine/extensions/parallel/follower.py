@@ -91,17 +91,21 @@ class Follower:
             else:
                 self._submit(number, name, values)
 
+    @property
+    def _open(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
+
     def _end(self) -> NoReturn:
         self._close_engine()
         end_process_group()
         sys.exit(0)
 
     def _submit(self, number: int, name: str, values: tuple[Any, ...]) -> None:
-        assert self._engine is not None
         operation: Callable[..., Any] = getattr(self, f"_{name}")
         if name in ("forward_backward", "forward_backward_custom"):
             operation = partial(operation, number)
-        self._reply_later(number, self._engine.submit(operation, *values))
+        self._reply_later(number, self._open.submit(operation, *values))
 
     def _reply_later(self, number: int, done: Future[Any] | None) -> None:
         def reply(future: Future[Any]) -> None:
@@ -141,36 +145,28 @@ class Follower:
         self._engine, self._runs = None, {}
 
     def _load_base(self, name: str, resolved: ResolvedModel) -> Future[Any]:
-        assert self._engine is not None
-        self._engine.adopt(name, resolved)
-
-        def load() -> None:
-            assert self._engine is not None
-            self._engine.base_model(name)  # kept by the engine; not sent
-
-        return self._engine.submit(load)
+        engine = self._open
+        engine.adopt(name, resolved)
+        # Kept by the engine, and not sent.
+        return engine.submit(lambda: engine.base_model(name) and None)
 
     def _assist(self, model: str) -> None:
         """Runs the layers of a sharded base model, because rank 0 runs them."""
-        assert self._engine is not None
         with in_step("running the layers"), torch.no_grad():
-            base = self._engine.base_model(model)
+            base = self._open.base_model(model)
             gathers_of(base).start()
             base.hidden(torch.zeros(1, 1, dtype=torch.int64, device=base.device))
 
     def _keep_choices(self, model: str, known: list[tuple[np.ndarray, np.ndarray]]) -> None:
         """Stores the experts that the sampler in rank 0 has chosen for sequences of tokens."""
-        assert self._engine is not None
-        replay = self._engine.base_model(model).replay
-        assert replay is not None
+        replay = self._open.base_model(model).replay
         for tokens, chosen in known:
             replay.keep(tokens, chosen)
 
     def _take_weights(self, key: int, model: str, spec: AdapterSpec) -> None:
         """Receives the weights of a run, which rank 0 sends after each change."""
         with in_step("receiving weights"):
-            engine, run = self._engine, self._runs.get(key)
-            assert engine is not None
+            engine, run = self._open, self._runs.get(key)
             if run is None or run.adapter.spec != spec:
                 base = engine.base_model(model)
                 adapter = Adapter.create(spec, base.targets, 0, base.device)

@@ -17,7 +17,7 @@ from typing import Any
 
 from tinker_cookbook.exceptions import TrainingError
 
-RESULT, ERROR, QUESTION, ANSWER = "result", "error", "question", "answer"
+RESULT, ERROR, QUESTION = "result", "error", "question"
 
 FAILING = "failing"
 """An error of a rank that has yet to keep step with the others; ``ERROR`` follows."""
@@ -47,10 +47,6 @@ class Channel:
     def waits(self, seconds: float) -> bool:
         """Returns whether a message arrives within ``seconds``."""
         return self._connection.poll(seconds)
-
-    def close(self) -> None:
-        """Closes the socket."""
-        self._connection.close()
 
 
 class Call:

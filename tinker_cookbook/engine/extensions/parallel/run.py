@@ -68,7 +68,7 @@ class DataParallelRun(TrainingRun):
         """See ``TrainingRun.forward_backward``; an error of any rank refuses the pass."""
         with self.refusing_step_after_failure(backward):
             # The whole batch: messages number its datums, and no rank begins a batch that is wrong.
-            _, data, _ = self._checked(data, loss_name, loss_config)
+            _, data, _ = self.checked(data, loss_name, loss_config)
             more = loss_name, loss_config, backward
 
             def attempt() -> LossOutput:

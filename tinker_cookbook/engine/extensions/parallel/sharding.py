@@ -171,12 +171,12 @@ class Sharding:
     def __init__(self, base_dtype: str = "auto") -> None:
         self._make = shardable_layout(base_dtype)
 
-    def matrix(self, weight: Tensor, device: torch.device) -> ShardedMatrix:
-        """See ``engine.model.placement.Sharding``."""
+    def matrix(self, weight: Tensor, device: torch.device) -> FSDPMatrix:
+        """Returns a module for ``weight`` [..., in] that ``shard_layers`` will shard."""
         return FSDPMatrix(weight, device, self._make)
 
     def shard_layers(self, decoder: Any, device: torch.device) -> None:
-        """See ``engine.model.placement.Sharding``."""
+        """Shards the matrices of the decoder's layers. Every process calls it."""
         self.gathers = _shard_layers(decoder, device)
 
 

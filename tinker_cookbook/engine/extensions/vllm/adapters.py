@@ -76,11 +76,6 @@ class ServedAdapters:
         await asyncio.shield(served.loading)
         return served.name
 
-    def forget(self, sampler: Sampler) -> None:
-        """Makes the next request load the adapter again, because the server lost it."""
-        if (served := self._served.get(sampler)) is not None:
-            served.loading = None
-
     def stop_loading(self) -> None:
         """Cancels the requests that load adapters."""
         for served in self._served.values():
@@ -98,7 +93,8 @@ class ServedAdapters:
         if not served.folder.exists():
             writing = self._submit(write_adapter, adapter, sampler.base.name, served.folder)
             await asyncio.wrap_future(writing)
-        await client.load_adapter(served.name, str(served.folder))
+        body = {"lora_name": served.name, "lora_path": str(served.folder)}
+        await client.post("/v1/load_lora_adapter", body)
 
     def _sampler_gone(self, served: _ServedAdapter) -> None:
         # Called by the garbage collector, possibly on another thread.
@@ -119,7 +115,7 @@ class ServedAdapters:
             try:
                 await asyncio.wait([served.loading])
                 if not _failed(served.loading):
-                    await client.unload_adapter(served.name)
+                    await client.post("/v1/unload_lora_adapter", {"lora_name": served.name})
             except BackendError as error:  # the server has ended: nothing to unload
                 logger.debug("vLLM did not unload %s: %s", served.name, error)
         served.loading = None

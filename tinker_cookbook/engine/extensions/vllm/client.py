@@ -27,10 +27,6 @@ _START_HINT = (
 _RESUME = "A run can be resumed from its last checkpoint"
 
 
-class AdapterMissingError(BackendError):
-    """The server does not know an adapter, for example because it was restarted."""
-
-
 @dataclass(frozen=True)
 class ServedModel:
     """The base model of a server: ``name`` in requests, ``root`` (folder or Hub name)."""
@@ -86,28 +82,11 @@ class VLLMClient:
         except httpx.HTTPError:
             return False
 
-    async def load_adapter(self, name: str, folder: str) -> None:
-        """Loads an adapter in PEFT's format; the server must be able to read ``folder``."""
-        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
-
-    async def unload_adapter(self, name: str) -> None:
-        """Unloads an adapter."""
-        await self._post("/v1/unload_lora_adapter", {"lora_name": name})
-
-    async def sleep(self) -> None:
-        """Moves the weights to host memory and frees the KV cache."""
-        # Called without requests in progress, so there is nothing to abort.
-        await self._post("/sleep?level=1", {})
-
-    async def wake(self) -> None:
-        """Restores the weights and the KV cache."""
-        await self._post("/wake_up", {})
-
     async def complete(self, body: Mapping[str, Any]) -> tuple[list[Choice], int]:
         """Returns the samples of ``/v1/completions`` and the number of cached prompt tokens."""
         # Waiting for a free connection does not count towards the timeout: the server is not slow.
         async with self._open:
-            found = (await self._post("/v1/completions", body)).json()
+            found = (await self.post("/v1/completions", body)).json()
         details = (found.get("usage") or {}).get("prompt_tokens_details") or {}
         choices = sorted(found["choices"], key=lambda choice: choice["index"])
         return [_choice_of(choice) for choice in choices], int(details.get("cached_tokens") or 0)
@@ -137,7 +116,8 @@ class VLLMClient:
     def _server(self) -> str:
         return f"the vLLM server at {self.url}"
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
+    async def post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
+        """Sends a request; raises ``BackendError`` if it is refused or not answered in time."""
         async with self._errors(path), asyncio.timeout(self._timeout):
             response = await self._http.post(path, json=dict(body))
         if response.status_code >= 400:
@@ -171,8 +151,6 @@ class VLLMClient:
     def _refused(self, response: httpx.Response) -> BackendError:
         message = _message(response)
         path = response.request.url.path
-        if response.status_code == 404 and "does not exist" in message:
-            return AdapterMissingError(f"{self._server}: {message}")
         advice = ""
         if response.status_code == 401:
             advice = "; set VLLM_API_KEY to its key"

@@ -28,7 +28,6 @@ import torch
 
 from tinker_cookbook.engine.extensions.vllm.adapters import ServedAdapters
 from tinker_cookbook.engine.extensions.vllm.client import (
-    AdapterMissingError,
     Choice,
     ServedModel,
     VLLMClient,
@@ -184,12 +183,7 @@ class VLLMSampler:
         assert current is not None
         self._requests.add(current)
         try:
-            server = await self._ready_server(request.sampler)
-            try:
-                await self._sample_at(server, request)
-            except AdapterMissingError:  # the external server was restarted
-                self._adapters.forget(request.sampler)
-                await self._sample_at(server, request)
+            await self._sample_at(await self._ready_server(request.sampler), request)
         except asyncio.CancelledError:
             request.future.cancel()
         except Exception as error:
@@ -305,7 +299,7 @@ class VLLMSampler:
             if server.asleep or server.ended:
                 return
             try:
-                await server.client.sleep()
+                await server.client.post("/sleep?level=1", {})  # the weights go to host memory
             except BackendError as error:  # the pass may fit nevertheless
                 logger.warning("vLLM keeps its memory during training: %s", error)
             else:
@@ -315,7 +309,7 @@ class VLLMSampler:
         async with self._waking:
             if server.asleep:
                 await self._release_memory()
-                await server.client.wake()
+                await server.client.post("/wake_up", {})
                 server.asleep = False
 
     async def _release_memory(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,55 +21,6 @@ _TILE = 16
 """Prefill tokens that one thread processes at a time."""
 
 _int64, _pointer = ctypes.c_int64, ctypes.c_void_p
-
-
-# What the kernel reads of ``sampling.paged_cache``, which has the classes and imports this module.
-
-
-class _Page(Protocol):
-    """Page at ``index`` of each layer's pool."""
-
-    index: int
-
-
-class _Pools(Protocol):
-    """Keys and values of each layer [pages, kv heads, …]."""
-
-    dtype: torch.dtype
-    keys: list[torch.Tensor]
-    values: list[torch.Tensor]
-
-
-class _PageTable(Protocol):
-    """Pages of one sequence."""
-
-    @property
-    def blocks(self) -> Sequence[_Page]: ...
-
-    @property
-    def cache(self) -> _Pools: ...
-
-
-class _Run(Protocol):
-    """``count`` tokens at ``position`` of a sequence and ``first`` of the batch."""
-
-    @property
-    def position(self) -> int: ...
-
-    @property
-    def first(self) -> int: ...
-
-    @property
-    def count(self) -> int: ...
-
-    @property
-    def last_seen(self) -> np.ndarray | None: ...
-
-    @property
-    def seen(self) -> np.ndarray: ...
-
-    @property
-    def table(self) -> _PageTable: ...
 
 
 class CallOfAttention(KernelCall):
@@ -99,10 +50,11 @@ def page_tokens(dtype: torch.dtype, device: torch.device) -> int | None:
 class PagedAttention:
     """Attention of one step, with the block tables of its sequences.
 
-    The runs are consecutive in the batch.
+    The runs are ``TokenSpan``s of ``sampling.paged_cache`` (which imports this module), consecutive
+    in the batch.
     """
 
-    def __init__(self, runs: Sequence[_Run]) -> None:
+    def __init__(self, runs: Sequence[Any]) -> None:
         # Split long runs into tiles, so that several threads share the prefill of one prompt.
         tiles = [
             (run.position + i, run.first + i, min(_TILE, run.count - i), number)

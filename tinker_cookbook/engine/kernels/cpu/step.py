@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinker_cookbook.engine.kernels.cpu.attention import CallOfAttention, PagedAttention, _Run
+from tinker_cookbook.engine.kernels.cpu.attention import CallOfAttention, PagedAttention
 from tinker_cookbook.engine.kernels.cpu.build import KernelCall, Operation, run
 from tinker_cookbook.engine.kernels.cpu.elementwise import CallOfGate, CallOfNorm, CallOfRotation
 from tinker_cookbook.engine.kernels.cpu.linear import (
@@ -55,7 +55,7 @@ class StepList:
         self._build(_ROWS)
 
     def hidden(
-        self, tokens: Tensor, positions: Tensor, runs: Sequence[_Run], segments: Segments
+        self, tokens: Tensor, positions: Tensor, runs: Sequence[Any], segments: Segments
     ) -> Tensor:
         """Returns the last hidden states [T, H] of the runs' ``tokens`` [T] at ``positions`` [T].
 
