@@ -113,10 +113,10 @@ FAMILIES = (
     Family(r"deepseek-v(?P<version>3(\.\d)?).*base", "deepseek-ai", "3", BASE),
     # V3.2-Exp calls tools in the form of V3.1.
     Family(r"deepseek-v3\.2-exp", "deepseek-ai", "3.2", _DEEPSEEK_V31),
-    Family(r"deepseek-v3\.2", "deepseek-ai", "3.2", ("deepseekv3_2", "deepseekv3_2_thinking")),
+    Family(r"deepseek-v3\.2", "deepseek-ai", "3.2", TEMPLATE),
     Family(r"deepseek-v3\.1", "deepseek-ai", "3.1", _DEEPSEEK_V31),
-    Family(r"deepseek-v3(?!\.)", "deepseek-ai", "3", ("deepseekv3?version=3",)),
-    Family(r"deepseek-r1(?!-distill)", "deepseek-ai", "R1", ("deepseekv3_thinking?version=3",)),
+    Family(r"deepseek-v3(?!\.)", "deepseek-ai", "3", TEMPLATE),
+    Family(r"deepseek-r1(?!-distill)", "deepseek-ai", "R1", TEMPLATE),
     Family(r"deepseek-r1-distill", "deepseek-ai", "R1", TEMPLATE),
     Family(r"gpt-oss-", "openai", "1", _GPT_OSS_ALL),
     Family(r"kimi-k2\.5", "moonshotai", "K2.5", _KIMI_K2_5, is_vl=True),

@@ -26,7 +26,7 @@ CONTROL = [
     "<|assistant|>", "<|observation|>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]",
     "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[SYSTEM_PROMPT]",
     "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>",
-    "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "<｜tool▁calls▁begin｜>",
+    "<｜System｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "<｜tool▁calls▁begin｜>",
     "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
     "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>",
     "<｜tool▁output▁end｜>", "<|start|>", "<|message|>", "<|channel|>", "<|constrain|>",
@@ -81,12 +81,12 @@ TOOLS = {"add-person": PERSON, "now": NOTHING}
 FORMATS = [
     "kimi_k2", "kimi_k2_instruct", "kimi_k25", "kimi_k26_disable_thinking", "mistral?version=v3",
     "mistral?version=v7", "mistral?version=v7_tekken", "deepseekv3", "deepseekv3_thinking",
-    "deepseekv3?version=3", "llama3", "gpt_oss_low_reasoning",
+    "llama3", "gpt_oss_low_reasoning",
 ]  # fmt: skip
 TAGGED = [
     "qwen3", "qwen3_disable_thinking", "qwen3_5", "qwen3_5_disable_thinking",
     "qwen3_8_low_reasoning", "nemotron3", "nemotron3_disable_thinking", "nemotron3_ultra",
-    "glm4_6", "glm4_6_disable_thinking", "deepseekv3_2", "deepseekv3_2_thinking",
+    "glm4_6", "glm4_6_disable_thinking", "deepseekv4_1_disable_thinking", "deepseekv4_1",
 ]  # fmt: skip
 
 
@@ -239,7 +239,9 @@ UNIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [XML, "glm4_6_disable_thinking", "deepseekv3_2", "kimi_k2"])
+@pytest.mark.parametrize(
+    "name", [XML, "glm4_6_disable_thinking", "deepseekv4_1_disable_thinking", "kimi_k2"]
+)
 def test_random_calls_fit_alternatives(name):
     """Where strings have no quotes, one that reads as a number or a list is not allowed."""
     schema = {"type": "object", "properties": UNIONS, "required": [*UNIONS]}
@@ -251,7 +253,7 @@ def test_random_calls_fit_alternatives(name):
 
 
 @pytest.mark.parametrize("text", ["", "a\nb", "\n", "12", "[1, 2", "true", "<parameter=x>", " x "])
-@pytest.mark.parametrize("name", [XML, "glm4_6_disable_thinking", "deepseekv3_2"])
+@pytest.mark.parametrize("name", [XML, "glm4_6_disable_thinking", "deepseekv4_1_disable_thinking"])
 def test_any_text_may_be_a_string(name, text):
     """Also text that reads as another type, which the schema decides."""
     renderer = get_renderer(name, tokenizer())

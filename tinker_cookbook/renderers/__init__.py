@@ -19,69 +19,37 @@ from urllib.parse import parse_qsl, quote, urlencode
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.model_info import other_renderer
 from tinker_cookbook.model_table import UNAVAILABLE
-from tinker_cookbook.renderers import base
+from tinker_cookbook.renderers import (
+    base,
+    chatml,
+    deepseek_v4_1,
+    gemma3,
+    glm4,
+    glm5_3,
+    kimi_k2,
+    kimi_k25,
+    kimi_k26,
+    llama3,
+    mistral,
+    nemotron3,
+    qwen3,
+    qwen3_5,
+    qwen3_8,
+    role_colon,
+    smolvlm,
+    template,
+)
 from tinker_cookbook.renderers.base import *  # noqa: F403
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.chatml import SMOLLM2_SYSTEM_PROMPT, ChatMLRenderer
 from tinker_cookbook.renderers.core.parsing import MissingTokenError
 from tinker_cookbook.renderers.deepseek_v3 import (
     DeepSeekV3DisableThinkingRenderer as DeepSeekV3DisableThinkingRenderer,
 )
-from tinker_cookbook.renderers.deepseek_v3 import (
-    DeepSeekV3Renderer as DeepSeekV3Renderer,
-)
+from tinker_cookbook.renderers.deepseek_v3 import DeepSeekV3Renderer as DeepSeekV3Renderer
 from tinker_cookbook.renderers.deepseek_v3 import (
     DeepSeekV3ThinkingRenderer as DeepSeekV3ThinkingRenderer,
 )
-from tinker_cookbook.renderers.deepseek_v3 import (
-    make_deepseek_v3,
-    make_deepseek_v3_thinking,
-)
-from tinker_cookbook.renderers.deepseek_v3_2 import DeepSeekV32Renderer, DeepSeekV32ThinkingRenderer
-from tinker_cookbook.renderers.deepseek_v4_1 import (
-    DeepSeekV4_1DisableThinkingRenderer,
-    DeepSeekV4_1LowReasoningRenderer,
-    DeepSeekV4_1MaxReasoningRenderer,
-    DeepSeekV4_1Renderer,
-)
-from tinker_cookbook.renderers.gemma3 import Gemma3Renderer
-from tinker_cookbook.renderers.glm4 import Glm46DisableThinkingRenderer, Glm46Renderer
-from tinker_cookbook.renderers.glm5_3 import (
-    Glm5_3HighReasoningRenderer,
-    Glm5_3LowReasoningRenderer,
-    Glm5_3Renderer,
-)
 from tinker_cookbook.renderers.gpt_oss import GptOssRenderer as GptOssRenderer
-from tinker_cookbook.renderers.gpt_oss import make_gpt_oss
-from tinker_cookbook.renderers.kimi_k2 import KimiK2InstructRenderer, KimiK2Renderer
-from tinker_cookbook.renderers.kimi_k25 import KimiK25DisableThinkingRenderer, KimiK25Renderer
-from tinker_cookbook.renderers.kimi_k26 import KimiK26PreserveThinkingRenderer
-from tinker_cookbook.renderers.llama3 import Llama3Renderer
-from tinker_cookbook.renderers.mistral import MistralRenderer
-from tinker_cookbook.renderers.nemotron3 import (
-    Nemotron3DisableThinkingRenderer,
-    Nemotron3LowThinkingRenderer,
-    Nemotron3PreserveThinkingRenderer,
-    Nemotron3Renderer,
-    Nemotron3UltraDisableThinkingRenderer,
-    Nemotron3UltraMediumThinkingRenderer,
-    Nemotron3UltraPreserveThinkingRenderer,
-    Nemotron3UltraRenderer,
-)
-from tinker_cookbook.renderers.qwen3 import (
-    Qwen2_5Renderer,
-    Qwen3DisableThinkingRenderer,
-    Qwen3InstructRenderer,
-    Qwen3Renderer,
-    Qwen3VLInstructRenderer,
-    Qwen3VLRenderer,
-    Qwen25VLRenderer,
-)
-from tinker_cookbook.renderers.qwen3_5 import Qwen3_5DisableThinkingRenderer, Qwen3_5Renderer
-from tinker_cookbook.renderers.qwen3_8 import Qwen3_8DisableThinkingRenderer, Qwen3_8Renderer
-from tinker_cookbook.renderers.role_colon import RoleColonRenderer
-from tinker_cookbook.renderers.smolvlm import Idefics3Renderer, SmolVLMRenderer
-from tinker_cookbook.renderers.template import TemplateRenderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.utils.imports import official_names
 
@@ -155,29 +123,18 @@ def get_renderer(
     ``model_name``, which is by default the tokenizer's name. ``options`` override those in the
     name. Raises ConfigurationError for an unknown name, option or value.
 
-    Names: those of :func:`register_renderer`, role_colon for base models, template for any model
-    with a chat template, chatml, smollm2, smolvlm, idefics3, llama3, gemma3, mistral,
-    qwen2_5, qwen2_5_vl, qwen3, qwen3_disable_thinking, qwen3_instruct, qwen3_vl, qwen3_vl_instruct,
-    qwen3_5, qwen3_5_disable_thinking, qwen3_5_preserve_thinking, qwen3_8_xhigh_reasoning,
-    qwen3_8_medium_reasoning, qwen3_8_low_reasoning, qwen3_8_disable_thinking,
-    deepseekv3, deepseekv3_disable_thinking, deepseekv3_thinking, deepseekv3_2,
-    deepseekv3_2_thinking, deepseekv4_1, deepseekv4_1_low_reasoning, deepseekv4_1_max_reasoning,
-    deepseekv4_1_disable_thinking, deepseekv4_1_preserve_thinking, kimi_k2, kimi_k2_instruct,
-    kimi_k25, kimi_k25_disable_thinking, kimi_k26, kimi_k26_disable_thinking,
-    kimi_k26_preserve_thinking,
-    gpt_oss_no_sysprompt, gpt_oss_low_reasoning, gpt_oss_medium_reasoning,
-    gpt_oss_high_reasoning, glm4_6, glm4_6_disable_thinking, glm5_3_max_reasoning,
-    glm5_3_high_reasoning, glm5_3_low_reasoning, tml_v0,
-    nemotron3, nemotron3_low_thinking, nemotron3_preserve_thinking,
-    nemotron3_disable_thinking, nemotron3_ultra, nemotron3_ultra_medium_thinking,
-    nemotron3_ultra_preserve_thinking, nemotron3_ultra_disable_thinking.
+    Names: those of :func:`register_renderer` and of :data:`BUILT_IN`.
     """
     base, factory, chosen = _resolve(name, options)
     # Options common to all renderers are set after the construction.
     special = {key: value for key, value in chosen.items() if key not in _COMMON_OPTIONS}
     source = model_name or getattr(tokenizer, "name_or_path", None)
     try:
-        renderer = factory(tokenizer, image_processor, **special)
+        # The second parameter of two classes of the official cookbook is an option.
+        if "image_processor" in inspect.signature(factory).parameters:
+            renderer = factory(tokenizer, image_processor=image_processor, **special)
+        else:
+            renderer = factory(tokenizer, image_processor, **special)
     except MissingTokenError as error:
         # A setting: the row of data that is rendered first is not the reason.
         raise ConfigurationError(
@@ -242,7 +199,11 @@ def _options(factory: RendererFactory) -> dict[str, Any] | None:
     parameters = inspect.signature(factory).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return {
+        p.name: p.default
+        for p in parameters
+        if p.default is not p.empty and p.name not in ("image_processor", "tokenizer")
+    }
 
 
 def _value(where: str, value: Any, default: Any) -> Any:
@@ -275,67 +236,70 @@ RendererFactory: TypeAlias = Callable[..., Renderer]
 
 BUILT_IN: dict[str, RendererFactory] = {
     # Base models, any model with a chat template, and plain ChatML.
-    "role_colon": RoleColonRenderer,
-    "template": TemplateRenderer,
-    "chatml": ChatMLRenderer,
-    "smollm2": partial(ChatMLRenderer, default_system=SMOLLM2_SYSTEM_PROMPT),
-    "llama3": Llama3Renderer,
-    "gemma3": Gemma3Renderer,
-    "idefics3": Idefics3Renderer,
-    "smolvlm": SmolVLMRenderer,
-    "mistral": MistralRenderer,
+    "role_colon": role_colon.RoleColonRenderer,
+    "template": template.TemplateRenderer,
+    "chatml": chatml.ChatMLRenderer,
+    "smollm2": partial(chatml.ChatMLRenderer, default_system=chatml.SMOLLM2_SYSTEM_PROMPT),
+    "llama3": llama3.Llama3Renderer,
+    "gemma3": gemma3.Gemma3Renderer,
+    "idefics3": smolvlm.Idefics3Renderer,
+    "smolvlm": smolvlm.SmolVLMRenderer,
+    "mistral": mistral.MistralRenderer,
     # deepseekv3 is V3.1 without thinking, so both names are one renderer.
-    "deepseekv3": make_deepseek_v3,
-    "deepseekv3_disable_thinking": make_deepseek_v3,
-    "deepseekv3_thinking": make_deepseek_v3_thinking,
-    "deepseekv3_2": DeepSeekV32Renderer,
-    "deepseekv3_2_thinking": DeepSeekV32ThinkingRenderer,
-    "deepseekv4_1": DeepSeekV4_1Renderer,
-    "deepseekv4_1_low_reasoning": DeepSeekV4_1LowReasoningRenderer,
-    "deepseekv4_1_max_reasoning": DeepSeekV4_1MaxReasoningRenderer,
-    "deepseekv4_1_disable_thinking": DeepSeekV4_1DisableThinkingRenderer,
+    "deepseekv3": DeepSeekV3Renderer,
+    "deepseekv3_disable_thinking": DeepSeekV3Renderer,
+    "deepseekv3_thinking": DeepSeekV3ThinkingRenderer,
+    "deepseekv4_1": deepseek_v4_1.DeepSeekV4_1Renderer,
+    "deepseekv4_1_low_reasoning": deepseek_v4_1.DeepSeekV4_1LowReasoningRenderer,
+    "deepseekv4_1_max_reasoning": deepseek_v4_1.DeepSeekV4_1MaxReasoningRenderer,
+    "deepseekv4_1_disable_thinking": deepseek_v4_1.DeepSeekV4_1DisableThinkingRenderer,
     "deepseekv4_1_preserve_thinking": partial(
-        DeepSeekV4_1Renderer, strip_thinking_from_history=False
+        deepseek_v4_1.DeepSeekV4_1Renderer, strip_thinking_from_history=False
     ),
-    "kimi_k2": KimiK2Renderer,
-    "kimi_k2_instruct": KimiK2InstructRenderer,
-    "kimi_k25": KimiK25Renderer,
-    "kimi_k25_disable_thinking": KimiK25DisableThinkingRenderer,
+    "kimi_k2": kimi_k2.KimiK2Renderer,
+    "kimi_k2_instruct": kimi_k2.KimiK2InstructRenderer,
+    "kimi_k25": kimi_k25.KimiK25Renderer,
+    "kimi_k25_disable_thinking": kimi_k25.KimiK25DisableThinkingRenderer,
     # K2.6 has the format of K2.5, unless it keeps all thinking.
-    "kimi_k26": KimiK25Renderer,
-    "kimi_k26_disable_thinking": KimiK25DisableThinkingRenderer,
-    "kimi_k26_preserve_thinking": KimiK26PreserveThinkingRenderer,
-    "glm4_6": Glm46Renderer,
-    "glm4_6_disable_thinking": Glm46DisableThinkingRenderer,
-    "glm5_3_max_reasoning": Glm5_3Renderer,
-    "glm5_3_high_reasoning": Glm5_3HighReasoningRenderer,
-    "glm5_3_low_reasoning": Glm5_3LowReasoningRenderer,
-    "nemotron3": Nemotron3Renderer,
-    "nemotron3_low_thinking": Nemotron3LowThinkingRenderer,
-    "nemotron3_preserve_thinking": Nemotron3PreserveThinkingRenderer,
-    "nemotron3_disable_thinking": Nemotron3DisableThinkingRenderer,
-    "nemotron3_ultra": Nemotron3UltraRenderer,
-    "nemotron3_ultra_medium_thinking": Nemotron3UltraMediumThinkingRenderer,
-    "nemotron3_ultra_preserve_thinking": Nemotron3UltraPreserveThinkingRenderer,
-    "nemotron3_ultra_disable_thinking": Nemotron3UltraDisableThinkingRenderer,
-    "gpt_oss_no_sysprompt": partial(make_gpt_oss, use_system_prompt=False),
-    "gpt_oss_low_reasoning": partial(make_gpt_oss, reasoning_effort="low"),
-    "gpt_oss_medium_reasoning": partial(make_gpt_oss, reasoning_effort="medium"),
-    "gpt_oss_high_reasoning": partial(make_gpt_oss, reasoning_effort="high"),
-    "qwen2_5": Qwen2_5Renderer,
-    "qwen2_5_vl": Qwen25VLRenderer,
-    "qwen3": Qwen3Renderer,
-    "qwen3_disable_thinking": Qwen3DisableThinkingRenderer,
-    "qwen3_instruct": Qwen3InstructRenderer,
-    "qwen3_vl": Qwen3VLRenderer,
-    "qwen3_vl_instruct": Qwen3VLInstructRenderer,
-    "qwen3_5": Qwen3_5Renderer,
-    "qwen3_5_disable_thinking": Qwen3_5DisableThinkingRenderer,
-    "qwen3_5_preserve_thinking": partial(Qwen3_5Renderer, strip_thinking_from_history=False),
-    "qwen3_8_xhigh_reasoning": Qwen3_8Renderer,
-    "qwen3_8_medium_reasoning": partial(Qwen3_8Renderer, reasoning_effort="medium"),
-    "qwen3_8_low_reasoning": partial(Qwen3_8Renderer, reasoning_effort="low"),
-    "qwen3_8_disable_thinking": Qwen3_8DisableThinkingRenderer,
+    "kimi_k26": kimi_k25.KimiK25Renderer,
+    "kimi_k26_disable_thinking": kimi_k25.KimiK25DisableThinkingRenderer,
+    "kimi_k26_preserve_thinking": kimi_k26.KimiK26PreserveThinkingRenderer,
+    "glm4_6": glm4.Glm46Renderer,
+    "glm4_6_disable_thinking": glm4.Glm46DisableThinkingRenderer,
+    "glm5_3_max_reasoning": glm5_3.Glm5_3Renderer,
+    "glm5_3_high_reasoning": glm5_3.Glm5_3HighReasoningRenderer,
+    "glm5_3_low_reasoning": glm5_3.Glm5_3LowReasoningRenderer,
+    "nemotron3": nemotron3.Nemotron3Renderer,
+    "nemotron3_low_thinking": nemotron3.Nemotron3LowThinkingRenderer,
+    "nemotron3_preserve_thinking": nemotron3.Nemotron3PreserveThinkingRenderer,
+    "nemotron3_disable_thinking": nemotron3.Nemotron3DisableThinkingRenderer,
+    "nemotron3_ultra": nemotron3.Nemotron3UltraRenderer,
+    "nemotron3_ultra_medium_thinking": nemotron3.Nemotron3UltraMediumThinkingRenderer,
+    "nemotron3_ultra_preserve_thinking": nemotron3.Nemotron3UltraPreserveThinkingRenderer,
+    "nemotron3_ultra_disable_thinking": nemotron3.Nemotron3UltraDisableThinkingRenderer,
+    "gpt_oss_no_sysprompt": GptOssRenderer,
+    **{
+        f"gpt_oss_{effort}_reasoning": partial(
+            GptOssRenderer, use_system_prompt=True, reasoning_effort=effort
+        )
+        for effort in ("low", "medium", "high")
+    },
+    "qwen2_5": qwen3.Qwen2_5Renderer,
+    "qwen2_5_vl": qwen3.Qwen25VLRenderer,
+    "qwen3": qwen3.Qwen3Renderer,
+    "qwen3_disable_thinking": qwen3.Qwen3DisableThinkingRenderer,
+    "qwen3_instruct": qwen3.Qwen3InstructRenderer,
+    "qwen3_vl": qwen3.Qwen3VLRenderer,
+    "qwen3_vl_instruct": qwen3.Qwen3VLInstructRenderer,
+    "qwen3_5": qwen3_5.Qwen3_5Renderer,
+    "qwen3_5_disable_thinking": qwen3_5.Qwen3_5DisableThinkingRenderer,
+    "qwen3_5_preserve_thinking": partial(
+        qwen3_5.Qwen3_5Renderer, strip_thinking_from_history=False
+    ),
+    "qwen3_8_xhigh_reasoning": qwen3_8.Qwen3_8Renderer,
+    "qwen3_8_medium_reasoning": partial(qwen3_8.Qwen3_8Renderer, reasoning_effort="medium"),
+    "qwen3_8_low_reasoning": partial(qwen3_8.Qwen3_8Renderer, reasoning_effort="low"),
+    "qwen3_8_disable_thinking": qwen3_8.Qwen3_8DisableThinkingRenderer,
     "tml_v0": _make_tml_v0,
 }
 

@@ -9,31 +9,137 @@ thinking, unless tools are declared.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.core.answer_form import AnswerForm
-from tinker_cookbook.renderers.core.arguments import to_json
+from tinker_cookbook.renderers.core.answer_form import AnswerForm, ArgumentForm, CallForm
+from tinker_cookbook.renderers.core.arguments import arguments_text, read_json, to_json
 from tinker_cookbook.renderers.core.blocks import Block
 from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING
-from tinker_cookbook.renderers.core.messages import Message, ToolSpec, ensure_text, system_message
+from tinker_cookbook.renderers.core.messages import (
+    END_THINK,
+    THINK,
+    Message,
+    ToolCall,
+    ToolSpec,
+    ensure_text,
+    system_message,
+)
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.core.thinking import LeadingThinking, thinking_and_rest
-from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, results_in_call_order
-from tinker_cookbook.renderers.deepseek_v3 import ASSISTANT, BOS, END, END_THINK, THINK, USER
-from tinker_cookbook.renderers.deepseek_v3_2 import Dsml
+from tinker_cookbook.renderers.core.tool_calls import (
+    as_openai_tool,
+    calls_with_arguments,
+    read_calls_in_row,
+    results_in_call_order,
+    tags_end,
+    tool_call,
+)
+from tinker_cookbook.renderers.deepseek_v3 import ASSISTANT, BOS, END, USER
 
 _SYSTEM = "<｜System｜>"
 _DECLARE = "tool_declare"
 _USER_TURN = ("user", "tool")
-_DSML = Dsml("calls", gap=" ", no_arguments="\n")
-(_CALLS, _), _CALL_FORM = _DSML.calls()
+_MARK = "｜DSML｜"
+_CALLS, _END_CALLS = f"<{_MARK} calls>", f"</{_MARK} calls>"
+_INVOKE, _END_INVOKE = f"<{_MARK} invoke", f"</{_MARK} invoke>"
+_PARAMETER, _END_PARAMETER = f"<{_MARK} parameter", f"</{_MARK} parameter>"
+_READ_INVOKE = re.compile(
+    rf'\s*+{_INVOKE} name="([^"\n]++)">\s*+(.*?){_END_INVOKE}\s*+', flags=re.DOTALL
+)
+_READ_PARAMETER = re.compile(
+    rf'{_PARAMETER} name="(?P<name>[^"\n]*)" string="(?P<kind>true|false)">'
+    rf"(?P<value>.*?){_END_PARAMETER}\s*",
+    flags=re.DOTALL,
+)
+
+
+def read_dsml(body: str) -> list[ToolCall]:
+    """Returns the calls of a block; raises ValueError for anything else."""
+
+    def call_of(found: re.Match[str]) -> ToolCall:
+        spelled, text, at = [], found[2], 0
+        while at < len(text):
+            parameter = _READ_PARAMETER.match(text, at)
+            if parameter is None:
+                raise ValueError(f"got {text[at : at + 80]!r}, expected a parameter")
+            value, name = parameter["value"], to_json(parameter["name"])
+            # In the markup strings are bare; the arguments of a call are JSON.
+            if parameter["kind"] == "true":
+                value = to_json(value)
+            # Not parsed and dumped: the call must render to the sampled tokens.
+            spelled.append(f"{name}: {value}")
+            at = parameter.end()
+        arguments = arguments_text(f"{{{', '.join(spelled)}}}")
+        # JSON keeps the last of equal names, and a bare value may contain a comma and a name.
+        if len(read_json(arguments)) != len(spelled):
+            raise ValueError("got a parameter twice, or two values in one, expected each once")
+        return tool_call(found[1], arguments)
+
+    return read_calls_in_row(body, _READ_INVOKE, call_of)
+
+
+def _written_calls(message: Message, idx: int) -> str:
+    """Returns the calls of a message with the blank line before them; ``idx`` is the index of the
+    message, for errors."""
+    written = ""
+    for call, arguments in calls_with_arguments(message, idx):
+        written += f'{_INVOKE} name="{call.function.name}">\n' + ("" if arguments else "\n")
+        for name, value, spelled in _spelled(call.function.arguments, len(arguments)):
+            is_string = isinstance(value, str)
+            written += (
+                f'{_PARAMETER} name="{name}" string="{str(is_string).lower()}">'
+                f"{value if is_string else spelled}{_END_PARAMETER}\n"
+            )
+        written += f"{_END_INVOKE}\n"
+    blocks = [f"{_CALLS}\n{written}{_END_CALLS}"] if written else []
+    # Unparsed calls are verbatim, because the model sampled them.
+    blocks += [call.raw_text for call in message.get("unparsed_tool_calls", [])]
+    return "".join(f"\n\n{block}" for block in blocks)
+
+
+def _spelled(arguments: str, count: int) -> Iterator[tuple[str, Any, str]]:
+    """Yields name, value and verbatim JSON of ``count`` arguments."""
+    # json.loads would lose the spelling of numbers and the white space.
+    decoder, rest = json.JSONDecoder(), arguments.partition("{")[2]
+    for _ in range(count):
+        rest = rest.lstrip(" \t\r\n,")
+        name, end = decoder.raw_decode(rest)
+        rest = rest[end:].lstrip(" \t\r\n:")
+        value, end = decoder.raw_decode(rest)
+        yield name, value, rest[:end]
+        rest = rest[end:]
+
+
+_CALLS_BLOCK = Block(
+    _CALLS,
+    _END_CALLS,
+    read=read_dsml,
+    before=("\n\n",),  # the blank line before calls belongs to the format
+    find_end=tags_end(_END_CALLS, (f"{_INVOKE} ", _END_INVOKE), (f"{_PARAMETER} ", _END_PARAMETER)),
+)
+_CALL_FORM = CallForm(
+    before=f'{_INVOKE} name="',
+    between='">\n',
+    after=f"{_END_INVOKE}\n",
+    begin=f"{_CALLS}\n",
+    end=_END_CALLS,
+    arguments=ArgumentForm(
+        before=f'{_PARAMETER} name="',
+        between='" string="false">',
+        after=f"{_END_PARAMETER}\n",
+        marks=(f"</{_MARK}",),
+        string_between='" string="true">',
+    ),
+    marker=_CALLS,
+)
 _THINKING = Block(THINK, END_THINK)
 _DECLARATION = (
     "## Tools\n\nYou have access to a set of tools to help answer the user's question. You can "
-    f'invoke tools by writing a "{_DSML.opening}" block like the following:\n\n{_DSML.opening}\n'
+    f'invoke tools by writing a "{_CALLS}" block like the following:\n\n{_CALLS}\n'
     '<｜DSML｜ invoke name="$TOOL_NAME">\n'
     '<｜DSML｜ parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE'
     "</｜DSML｜ parameter>\n...\n</｜DSML｜ invoke>\n"
@@ -70,7 +176,7 @@ class DeepSeekV4_1Renderer(LeadingThinking):  # noqa: N801 - the public name
     _bos = BOS
     _roles = ("system", _DECLARE, "user", "assistant", "tool")
     _answer_parts = TEXT_AND_THINKING
-    _blocks = (_THINKING, _CALLS)
+    _blocks = (_THINKING, _CALLS_BLOCK)
     _inside = _THINKING
     _call_form = _CALL_FORM
 
@@ -103,7 +209,7 @@ class DeepSeekV4_1Renderer(LeadingThinking):  # noqa: N801 - the public name
         opens = ctx.prev_role in _USER_TURN or (ctx.prev_role == "system" and ctx.idx > 1)
         header = ASSISTANT + (THINK if keeps else END_THINK) if opens else ""
         body = (f"{thinking or ''}{END_THINK}" if keeps else "") + text
-        body += _DSML.write(message, ctx.idx) + END
+        body += _written_calls(message, ctx.idx) + END
         return RenderedMessage(header=self.codec.constant(header), output=[self.codec.encode(body)])
 
     @property

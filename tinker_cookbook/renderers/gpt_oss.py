@@ -34,15 +34,14 @@ from tinker_cookbook.renderers.core.rendered import (
     join_weighted,
     weigh,
 )
-from tinker_cookbook.renderers.core.renderer import Example
-from tinker_cookbook.renderers.core.thinking import ChecksTrainedAnswers
+from tinker_cookbook.renderers.core.renderer import Example, Renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 _INSTRUCTIONS = "# Instructions\n\n"
 
 
-class GptOssRenderer(ChecksTrainedAnswers):
+class GptOssRenderer(Renderer):
     """gpt-oss (harmony): the system message, the channels, tool calls and their results.
 
     - ``use_system_prompt`` inserts the system message. Without it, declared tools still need a
@@ -54,8 +53,9 @@ class GptOssRenderer(ChecksTrainedAnswers):
     - ``tool_format``: ``harmony`` follows OpenAI's description of the format, with
       ``<|constrain|>json`` before arguments and verbatim results. ``template`` follows the model's
       chat template: ``json`` alone, and results as JSON strings.
-    - ``text_before_call``: the channel of text next to a tool call. ``commentary`` is harmony's
-      preamble, which is parsed as text; ``analysis`` is what the template writes.
+
+    Text next to a tool call is on the channel ``commentary``, harmony's preamble, which is parsed
+    as text; the template writes it as thinking.
 
     Thinking is written as by the template: before the last answer, and before calls that no answer
     has followed yet. The last answer ends with ``<|return|>``, earlier ones with ``<|end|>``. One
@@ -94,7 +94,6 @@ class GptOssRenderer(ChecksTrainedAnswers):
         image_processor: Any = None,
         model_identity: str = MODEL_IDENTITY,
         tool_format: str = "harmony",
-        text_before_call: str = "commentary",
     ) -> None:
         super().__init__(tokenizer, image_processor)
         efforts = ("low", "medium", "high")
@@ -107,7 +106,6 @@ class GptOssRenderer(ChecksTrainedAnswers):
         for name, value, expected in (
             ("reasoning_effort", reasoning_effort, efforts),
             ("tool_format", tool_format, ("harmony", "template")),
-            ("text_before_call", text_before_call, ("commentary", "analysis")),
         ):
             if value is not None and value not in expected:
                 raise ConfigurationError(
@@ -122,7 +120,6 @@ class GptOssRenderer(ChecksTrainedAnswers):
             self.current_date = date.today().isoformat()
             self.resolved_options = {"current_date": self.current_date}
         self._as_template = tool_format == "template"
-        self._text_as_thinking = text_before_call == "analysis"
         # <|end|> does not stop sampling: after thinking another message follows.
         self._stops = [special_token_id(tokenizer, t) for t in (harmony.RETURN, harmony.CALL)]
         self._system = ""
@@ -185,15 +182,8 @@ class GptOssRenderer(ChecksTrainedAnswers):
     def _split_example(
         self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
     ) -> Example:
-        for i, message in enumerate(messages):
-            if trained[i] and message["role"] == "assistant":
-                self._check_trained(messages, i)
         # Calls share an example with their answer, with the thinking that the prompt had.
         return join_weighted(self._sampled(messages, trained))
-
-    def _check_trained(self, messages: Sequence[Message], idx: int) -> None:
-        if self._text_as_thinking and harmony.calls_tool(messages[idx]):
-            harmony.check_one_channel(messages[idx], idx)
 
     def _answered_pieces(self, messages: Sequence[Message]) -> list[Piece]:
         return [piece for piece, _ in self._sampled(messages, [False] * len(messages))]
@@ -267,7 +257,6 @@ class GptOssRenderer(ChecksTrainedAnswers):
                 message,
                 ctx.idx,
                 thinks=ctx.in_last_assistant_turn,
-                text_as_thinking=self._text_as_thinking,
                 as_template=self._as_template,
             )
         else:
@@ -276,34 +265,6 @@ class GptOssRenderer(ChecksTrainedAnswers):
         return RenderedMessage(
             header=self.codec.constant(harmony.ASSISTANT), output=[self.codec.encode(text)]
         )
-
-
-def make_gpt_oss(
-    tokenizer: Tokenizer,
-    image_processor: Any = None,
-    *,
-    use_system_prompt: bool = True,
-    reasoning_effort: str | None = None,
-    current_date: str | None = None,
-    today_date: str | None = None,
-    model_identity: str = MODEL_IDENTITY,
-    tool_format: str = "harmony",
-    text_before_call: str = "commentary",
-) -> GptOssRenderer:
-    """Returns the renderer of a name; ``today_date`` is the former name of ``current_date``."""
-    # Options of the name may leave the effort out; a system prompt needs one.
-    if use_system_prompt and reasoning_effort is None:
-        reasoning_effort = "medium"
-    return GptOssRenderer(
-        tokenizer,
-        use_system_prompt,
-        reasoning_effort,
-        current_date or today_date,
-        image_processor=image_processor,
-        model_identity=model_identity,
-        tool_format=tool_format,
-        text_before_call=text_before_call,
-    )
 
 
 def _declares_tools(message: Message) -> bool:

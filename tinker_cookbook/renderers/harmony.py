@@ -198,9 +198,7 @@ def write_answer(message: Message, *, last: bool, thinks: bool) -> str:
     return ASSISTANT.join([*parts, end])
 
 
-def write_call(
-    message: Message, idx: int, *, thinks: bool, text_as_thinking: bool, as_template: bool
-) -> str:
+def write_call(message: Message, idx: int, *, thinks: bool, as_template: bool) -> str:
     """Returns what follows ``<|start|>assistant`` in a message with calls.
 
     ``as_template`` omits ``<|constrain|>`` and allows one call. Raises RendererError for further
@@ -208,9 +206,6 @@ def write_call(
     """
     # Empty parts have no message.
     runs = [(kind, text) for kind, text in _runs(message) if text]
-    # As in the template: text next to a call is thinking. A model may have sampled both.
-    if text_as_thinking and len(runs) == 1:
-        runs = [("thinking", text) for _, text in runs]
     # History drops the thinking and keeps the text next to a call.
     parts = [_part(kind, text) for kind, text in runs if thinks or kind == "text"]
     unparsed = [call.raw_text for call in message.get("unparsed_tool_calls", [])]
@@ -228,17 +223,6 @@ def write_call(
         kind = "json" if as_template else "<|constrain|>json"
         calls.append(f" to={FUNCTIONS}{name}{CHANNEL}commentary {kind}{MESSAGE}{arguments}")
     return ASSISTANT.join([*parts, *(call + CALL for call in [*calls, *unparsed])])
-
-
-def check_one_channel(message: Message, idx: int) -> None:
-    """Raises RendererError for text next to thinking, for a format that writes both on one
-    channel."""
-    if sum(bool(text) for _, text in _runs(message)) > 1:
-        raise RendererError(
-            f"messages[{idx}].content: got thinking and text with a tool call, expected one "
-            "of them: text_before_call=analysis writes both on one channel; leave the option "
-            "out, or drop one of them"
-        )
 
 
 def _runs(message: Message) -> list[tuple[str, str]]:

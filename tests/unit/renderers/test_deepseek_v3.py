@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from families.deepseek_v3 import CASES, conversations, up_to_a_user
 from family_case import Side
 from hypothesis import given
 from rendering_cases import checked
 
-from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
     TextPart,
     ThinkingPart,
@@ -112,30 +109,6 @@ def test_tools_are_declared_as_the_model_card_says(make_renderer):
     assert renderer.create_conversation_prefix_with_tools([], "x")[0]["content"] == "x"
     thinking = make_renderer("deepseekv3_thinking", "deepseek_v3_1")
     assert thinking.create_conversation_prefix_with_tools([tool], "Be brief.") == [message]
-    for spec in ("deepseekv3_thinking?version=3", "deepseekv3?version=3"):
-        with pytest.raises(RendererError, match="declare no tools"):
-            make_renderer(spec, "deepseek_v3_1").create_conversation_prefix_with_tools([tool])
-
-
-def sampled(renderer, text):
-    return renderer.codec.encode(text + "<｜end▁of▁sentence｜>")
-
-
-def test_arguments_keep_their_spelling_in_v3_2(make_renderer):
-    renderer = make_renderer("deepseekv3_2", "deepseek_v3_1")
-    text = (
-        '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n'
-        '<｜DSML｜parameter name="a" string="false">[1,2.50]</｜DSML｜parameter>\n'
-        '<｜DSML｜parameter name="b" string="true">say "x"\n</｜DSML｜parameter>\n'
-        "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
-    )
-    tokens = sampled(renderer, text)
-    message, _ = renderer.parse_response(tokens)
-    (made,) = message["tool_calls"]
-    assert json.loads(made.function.arguments) == {"a": [1, 2.5], "b": 'say "x"\n'}
-    example, weights = renderer.build_supervised_example([QUESTION, message])
-    pairs = zip(example.to_ints(), weights.tolist(), strict=True)
-    assert [token for token, weight in pairs if weight] == tokens
 
 
 def test_a_merged_call_follows_the_prompt_from_which_it_is_sampled(make_renderer):

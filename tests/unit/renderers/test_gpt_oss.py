@@ -44,13 +44,11 @@ def load(tokenizer, shared_dir):
 # The template
 
 
-@pytest.mark.parametrize("case", CASES[-2:], ids=lambda case: case.label)
-def test_open_calls_with_thinking_equal_the_template(load, case):
-    side = load(case)
-    text_with_call = "analysis" in case.spec
+def test_open_calls_with_thinking_equal_the_template(load):
+    side = load(CASES[-1])
 
     @checked(50)
-    @given(messages=cut_conversations(conversations(text_with_call, open_thinking=True)))
+    @given(messages=cut_conversations(conversations(open_thinking=True)))
     def check(messages):
         assert side.tokens(messages) == side.expected(messages)
         assert side.prompt(messages) == side.expected(messages, prompt=True)
@@ -133,7 +131,7 @@ def test_declared_tools_equal_the_template(load):
             "reasoning_effort=hihg",
             "reasoning_effort: got 'hihg', expected one of low, medium, high",
         ),
-        ("text_before_call=final", "text_before_call: got 'final', expected one of commentary"),
+        ("tool_format=x", "tool_format: got 'x', expected one of harmony, template"),
     ],
 )
 def test_invalid_options_are_refused(tokenizer, option, error):
@@ -195,6 +193,3 @@ def test_each_result_has_the_name_of_its_call(tokenizer, results, authors):
     messages += [{"role": "tool", "content": "x", **result} for result in results]
     written = re.findall(r"functions\.(\w) to=assistant", prompt_text(renderer, messages))
     assert written == authors
-
-
-# Training

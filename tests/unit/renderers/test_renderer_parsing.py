@@ -13,7 +13,7 @@ from tinker_cookbook.renderers import (
     ParseTermination,
     TextPart,
     ThinkingPart,
-    deepseek_v3_2,
+    deepseek_v4_1,
     get_renderer,
     glm4,
     parse_content_blocks,
@@ -159,13 +159,6 @@ def test_a_call_with_its_name_first_has_the_same_forms(make_renderer, body, argu
     [
         ("llama3", "llama3", r'{"name": "f", "parameters": {"a": "\ud800"}}'),
         ("qwen3", "qwen3", r'<tool_call>{"arguments": {"\ud800": 1}, "name": "f"}</tool_call>'),
-        (
-            "deepseekv3_2",
-            "deepseek_v3_1",
-            '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" '
-            r'string="false">"\ud800"</｜DSML｜parameter>' + "\n</｜DSML｜invoke>\n"
-            "</｜DSML｜function_calls>",
-        ),
     ],
 )
 def test_a_call_with_half_of_a_character_is_unparsed(make_renderer, spec, family, text):
@@ -183,7 +176,7 @@ def test_a_call_with_half_of_a_character_is_unparsed(make_renderer, spec, family
         (read_json_call, '{"name": "f", "arguments": ', "}x"),
         (read_xml_call, "<function=f>", "x</function>"),
         (glm4._read_call, "f\n<arg_key>a</arg_key>", "x"),
-        (deepseek_v3_2._DSML.read, '<｜DSML｜invoke name="f">', ""),
+        (deepseek_v4_1.read_dsml, '<｜DSML｜ invoke name="f">', ""),
     ],
 )
 def test_white_space_in_a_call_takes_linear_time(read, begin, end):

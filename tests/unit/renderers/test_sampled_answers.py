@@ -45,11 +45,9 @@ TOKENS = [
 ]
 # tml_v0 has tokenizers of its own: test_tml_renderers.py.
 NAMES = sorted(set(BUILT_IN) - {"template", "tml_v0"})
-SPECS = [*NAMES, "template", "deepseekv3?version=3", "deepseekv3_thinking?version=3",
+SPECS = [*NAMES, "template",
          "qwen3?strip_thinking_from_history=false", "kimi_k2?strip_thinking_from_history=false",
          "glm4_6?strip_thinking_from_history=false", "mistral?version=v3",
-         "deepseekv3_2_thinking?strip_thinking_from_history=false",
-         "gpt_oss_low_reasoning?text_before_call=analysis",
          "gpt_oss_low_reasoning?tool_format=template"]  # fmt: skip
 WORDS = ["Hello", " u", "\n", "\n\n", " ", "{", '"', "\\", "é", "<", "<think>", "</think>", "1e999",
          "<think>\n", "\n</think>\n\n", "<tool_call>", "</tool_call>", "<function=f>", "NaN",

@@ -26,7 +26,6 @@ CALLING = {
     case.spec: case
     for case in CASES
     if (case.declares_tools is not None or case.spec.startswith("deepseekv3"))
-    and not case.spec.endswith(("version=3", "text_before_call=analysis"))
 }
 _EMPTY_BLOCK = "an answer without thinking has an empty block when sampled, and none in history"
 REWRITES = {

@@ -34,7 +34,7 @@ UNSUPPORTED = {
         ([by("developer")], "got 'developer'"),
         ([USER_CALL], "role 'user'"),
     ],
-    "deepseekv3_2": [
+    "deepseekv4_1": [
         ([QUESTION, LIST_CALL], "[1]"),
     ],
     "deepseekv3_thinking": [
@@ -127,10 +127,10 @@ def test_unsupported_messages_are_refused(load, spec, messages, named):  # noqa:
 
 V3 = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
 V3_CALL = "<｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]<｜tool▁call▁end｜>"
-V3_2 = "<｜DSML｜function_calls>\n{}\n</｜DSML｜function_calls>"
-V3_2_CALL = (
-    '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="false">1, "b": 2'
-    "</｜DSML｜parameter>\n</｜DSML｜invoke>"
+V4_1 = "<｜DSML｜ calls>\n{}\n</｜DSML｜ calls>"
+V4_1_CALL = (
+    '<｜DSML｜ invoke name="f">\n<｜DSML｜ parameter name="a" string="false">1, "b": 2'
+    "</｜DSML｜ parameter>\n</｜DSML｜ invoke>"
 )
 GLM_ARG = "<arg_key>q</arg_key>\n<arg_value>1</arg_value>\n"
 GLM_TWICE = "f\n" + "<arg_key>q</arg_key><arg_value>1</arg_value>" * 2
@@ -140,7 +140,7 @@ TAGS = "<tool_call>{}</tool_call>"
 FORMATS = {
     # renderer: (what precedes a call, the form of the call, what ends the answer)
     "deepseekv3": ("So.", V3, "<｜end▁of▁sentence｜>"),
-    "deepseekv3_2": ("So.\n\n", V3_2, "<｜end▁of▁sentence｜>"),
+    "deepseekv4_1_disable_thinking": ("So.\n\n", V4_1, "<｜end▁of▁sentence｜>"),
     "glm4_6": ("\n<think></think>\n", TAGS, "<|observation|>"),
     "kimi_k2": ("<think></think>So.", KIMI, "<|im_end|>"),
     "nemotron3": ("a\n</think>\n", TAGS + "\n", "<|im_end|>"),
@@ -149,7 +149,7 @@ FORMATS = {
 }
 UNPARSABLE = {
     "deepseekv3": ["f", V3_CALL, ""],
-    "deepseekv3_2": ["f", V3_2_CALL],
+    "deepseekv4_1_disable_thinking": ["f", V4_1_CALL],
     "glm4_6": [
         *["", f"\n{GLM_ARG}", "f\n<arg_key>q</arg_key>\n", GLM_TWICE, f"f\n{GLM_ARG}and more"],
         '{"name": "f",\n"arguments": {}}',

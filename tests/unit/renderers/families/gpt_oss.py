@@ -1,4 +1,4 @@
-"""gpt-oss: channels, three efforts of reasoning, text with calls on either channel."""
+"""gpt-oss: channels, three efforts of reasoning."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ spoken = said(text).filter(
 
 
 @st.composite
-def answers(draw, calls, text_with_call, thinks=True):
+def answers(draw, calls, thinks=True):
     """An answer, or a call of one tool; thinking with either."""
     thinking = draw(st.none() | spoken) if thinks else None
     content = draw(spoken)
-    if calls and (not text_with_call or thinking or not thinks):
+    if calls:
         content = ""
     if thinking is not None:
         parts = [ThinkingPart(type="thinking", thinking=thinking)]
@@ -41,7 +41,7 @@ def answers(draw, calls, text_with_call, thinks=True):
 
 
 @st.composite
-def conversations(draw, text_with_call, open_thinking=False):
+def conversations(draw, open_thinking=False):
     """Turns with chains of calls, some without an answer at the end.
 
     Where a turn is left without an answer, and another follows, calls carry thinking only with
@@ -59,11 +59,11 @@ def conversations(draw, text_with_call, open_thinking=False):
         answered = draw(st.booleans())
         thinks = open_thinking or answered or turn == turns - 1
         for _ in range(draw(st.integers(0, 3))):
-            messages.append(draw(answers(True, text_with_call, thinks)))
+            messages.append(draw(answers(True, thinks)))
             for _ in range(draw(st.integers(0, 2))):
                 messages.append({"role": "tool", "content": draw(said(text))})
         if answered:
-            messages.append(draw(answers(False, text_with_call)))
+            messages.append(draw(answers(False)))
     return messages
 
 
@@ -99,19 +99,19 @@ def as_template(message):
 AS_TEMPLATE = "current_date=2025-08-05&tool_format=template"
 
 
-def case(effort, options="", text_with_call=False, answers=None, difference=""):
+def case(effort):
     return Case(
         model="gpt-oss",
-        spec=f"gpt_oss_{effort}_reasoning?{AS_TEMPLATE}{options}",
+        spec=f"gpt_oss_{effort}_reasoning?{AS_TEMPLATE}",
         tokenizer="gptoss",
         template="gptoss/chat_template.jinja",
-        conversations=cut_conversations(conversations(text_with_call)),
-        answers=tagged_answers().map(one_call) | interleaved() if answers is None else answers,
+        conversations=cut_conversations(conversations()),
+        answers=tagged_answers().map(one_call) | interleaved(),
         as_template=as_template,
         options={"reasoning_effort": effort},
         corrections=TODAY,
         declares_tools={},
-        difference=difference,
+        difference=PREAMBLES,
     )
 
 
@@ -119,15 +119,6 @@ PREAMBLES = (
     "without tool_format=template, calls have `<|constrain|>json` and tool results are plain text, "
     "as in OpenAI's description of the format and in the official cookbook. The renderer writes "
     "text next to a tool call on the commentary channel. The template writes it as thinking, and "
-    "raises an error if the message also has thinking (text_before_call=analysis does the same as "
-    "the template)"
+    "raises an error if the message also has thinking"
 )
-CASES = [
-    *[case(effort, difference=PREAMBLES) for effort in ("low", "medium", "high")],
-    case(
-        "medium",
-        "&text_before_call=analysis",
-        text_with_call=True,
-        answers=tagged_answers(calls=False),
-    ),
-]
+CASES = [case(effort) for effort in ("low", "medium", "high")]
