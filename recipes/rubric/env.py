@@ -13,9 +13,9 @@ import chz
 
 from tinker_cookbook.completers import MessageCompleter, StopCondition
 from tinker_cookbook.exceptions import ConfigurationError, EvalGradingError
-from tinker_cookbook.judges import Agreement, Judge, Judgement, JudgeSettings, LazyJudge, TextJudge
-from tinker_cookbook.judges.agreement import measure_agreement
-from tinker_cookbook.judges.settings import JudgeMode
+from tinker_cookbook.judges.agreement import Agreement, measure_agreement
+from tinker_cookbook.judges.judge import Judge, Judgement, TextJudge
+from tinker_cookbook.judges.settings import JudgeMode, JudgeSettings, LazyJudge
 from tinker_cookbook.recipes.rubric.data import (
     Conversation,
     LabelledAnswer,

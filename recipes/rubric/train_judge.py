@@ -14,8 +14,8 @@ import chz
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
-from tinker_cookbook.judges import LabelJudge, LabelRenderer
-from tinker_cookbook.judges.judge import YES_NO
+from tinker_cookbook.judges.judge import YES_NO, LabelJudge
+from tinker_cookbook.judges.labels import LabelRenderer
 from tinker_cookbook.recipes.rubric.data import LabelledAnswer, load_labelled
 from tinker_cookbook.recipes.rubric.env import judge_agreement
 from tinker_cookbook.recipes.start import DEMO_MODEL, example_data

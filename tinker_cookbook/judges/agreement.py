@@ -67,12 +67,8 @@ def measure_agreement(
     ``None`` is an answer that the judge could not grade.
 
     Raises:
-        DataValidationError: The lengths differ, or no answer has a score.
+        DataValidationError: No answer has a score.
     """
-    if len(scores) != len(labels):
-        raise DataValidationError(
-            f"labels: got {len(labels)}, expected {len(scores)}, one per score"
-        )
     pairs = [(s, y) for s, y in zip(scores, labels, strict=True) if s is not None]
     if not pairs:
         raise DataValidationError(

@@ -167,35 +167,6 @@ class ChatApiCompleter(MessageCompleter):
         )
 
 
-class JudgementCache:
-    """Cache of judgements by the hash of judge and prompt, saved to a JSONL file if a path is
-    given.
-
-    The file is appended to and survives ``kill -9``; several runs may share it.
-    """
-
-    def __init__(self, path: str | Path | None = None) -> None:
-        self.path = None if path is None else Path(path).expanduser()
-        self._judgements: dict[str, Judgement] = {}
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            for row in read_rows(self.path):
-                self._judgements[row["key"]] = Judgement(row["score"], row["text"])
-
-    def __len__(self) -> int:
-        return len(self._judgements)
-
-    def get(self, key: str) -> Judgement | None:
-        """Returns the judgement, if there is one."""
-        return self._judgements.get(key)
-
-    def put(self, key: str, judgement: Judgement) -> None:
-        """Stores a judgement."""
-        self._judgements[key] = judgement
-        if self.path is not None:
-            append_row(self.path, {"key": key, "score": judgement.score, "text": judgement.text})
-
-
 class CarefulJudge(Judge):
     """A judge with a cache, a limit on concurrent requests, a timeout, and retries.
 
@@ -206,7 +177,8 @@ class CarefulJudge(Judge):
         max_concurrency: Concurrent requests.
         max_retries: Attempts after the first one.
         timeout_seconds: Time limit of an attempt.
-        cache: Cache of judgements; ``None``: no cache.
+        cache_path: JSONL file of judgements. It is appended to and survives ``kill -9``; several
+            runs may share it. ``None``: judgements are cached in memory only.
         retry_pause_seconds: First pause.
     """
 
@@ -217,28 +189,26 @@ class CarefulJudge(Judge):
         max_concurrency: int = 64,
         max_retries: int = 3,
         timeout_seconds: float = 300.0,
-        cache: JudgementCache | None = None,
+        cache_path: str | Path | None = None,
         retry_pause_seconds: float = 0.5,
     ) -> None:
-        for field, value, low in (
-            ("max_concurrency", max_concurrency, 1),
-            ("max_retries", max_retries, 0),
-        ):
-            if value < low:
-                raise ConfigurationError(f"{field}: got {value}, expected at least {low}")
-        self.judge, self.cache = judge, cache
-        self.uses_labels, self.name = judge.uses_labels, judge.name
+        self.judge, self.uses_labels, self.name = judge, judge.uses_labels, judge.name
         self._attempts, self._timeout = max_retries + 1, timeout_seconds
         self._pause, self._slots = retry_pause_seconds, Slots(max_concurrency)
         self._running: dict[tuple[Any, str], asyncio.Task[Judgement]] = {}
+        self._path = None if cache_path is None else Path(cache_path).expanduser()
+        self._known: dict[str, Judgement] = {}
+        """Judgements by the hash of judge and prompt."""
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            for row in read_rows(self._path):
+                self._known[row["key"]] = Judgement(row["score"], row["text"])
 
     async def __call__(self, messages: list[Message], read: ReadScore) -> Judgement:
         """Grades a prompt; raises ``EvalGradingError`` if all attempts failed."""
-        if self.cache is None:
-            return await self._attempt_all(messages, read)
         value = [self.name, self.uses_labels, [[m["role"], get_text_content(m)] for m in messages]]
         key = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
-        if (known := self.cache.get(key)) is not None:
+        if (known := self._known.get(key)) is not None:
             # Read the cached text again, since the caller may now look for another pattern.
             return known if self.uses_labels else Judgement(read(known.text), known.text)
         # Equal answers of a group are graded at the same time and share one request.
@@ -249,8 +219,11 @@ class CarefulJudge(Judge):
             self._running[running] = task
             task.add_done_callback(partial(self._finished, running))
         judgement = await asyncio.shield(task)
-        if self.cache.get(key) is None:
-            self.cache.put(key, judgement)
+        if key not in self._known:
+            self._known[key] = judgement
+            if self._path is not None:
+                row = {"key": key, "score": judgement.score, "text": judgement.text}
+                append_row(self._path, row)
         return judgement
 
     def _finished(self, running: tuple[Any, str], task: asyncio.Task[Judgement]) -> None:
@@ -284,27 +257,24 @@ class CarefulJudge(Judge):
         ) from errors[-1]
 
 
-def read_number(
-    pattern: str | re.Pattern[str], low: float, high: float, last: bool = True
-) -> ReadScore:
+def read_number(pattern: str, low: float, high: float, last: bool = True) -> ReadScore:
     """Returns a function that reads the first group of the last (or first) match of ``pattern``.
 
     It raises ``EvalGradingError`` unless the group is a finite number from ``low`` to ``high``.
     """
-    compiled = re.compile(pattern, re.DOTALL) if isinstance(pattern, str) else pattern
+    compiled = re.compile(pattern, re.DOTALL)
 
     def read(text: str) -> float:
         found = [match.group(1) for match in compiled.finditer(text)]
-        chosen = (found[-1] if last else found[0]) if found else None
+        chosen = (found[-1] if last else found[0]) if found else ""
         try:
-            value = math.nan if chosen is None else float(chosen)
+            value = float(chosen)
         except ValueError:
             value = math.nan
         if not (low <= value <= high and math.isfinite(value)):
-            got = repr(text[-200:]) if chosen is None else repr(chosen)
             raise EvalGradingError(
-                f"judge: got {got}, expected a rating from {low:g} to {high:g} that matches "
-                f"{compiled.pattern}; a judge that often fails at this is too weak to judge"
+                f"judge: got {chosen or text[-200:]!r}, expected a rating from {low:g} to {high:g} "
+                f"that matches {pattern}; a judge that often fails at this is too weak to judge"
             )
         return value
 

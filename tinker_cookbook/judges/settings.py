@@ -19,7 +19,6 @@ from tinker_cookbook.judges.judge import (
     ChatLabelJudge,
     Judge,
     Judgement,
-    JudgementCache,
     LabelJudge,
     ReadScore,
     TextJudge,
@@ -128,13 +127,12 @@ class JudgeSettings(BackendSettings):
         return TextJudge(completer, f"{api.url} {api.model_name}")
 
     def _careful(self, judge: Judge) -> CarefulJudge:
-        cache = JudgementCache(self.cache_path)
         return CarefulJudge(
             judge,
             max_concurrency=self.max_concurrency,
             max_retries=self.max_retries,
             timeout_seconds=self.timeout_seconds,
-            cache=cache,
+            cache_path=self.cache_path,
         )
 
 

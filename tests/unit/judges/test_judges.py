@@ -16,18 +16,10 @@ from tinker_cookbook.exceptions import (
     ConfigurationError,
     EvalGradingError,
 )
-from tinker_cookbook.judges import (
-    CarefulJudge,
-    Judge,
-    Judgement,
-    JudgementCache,
-    JudgeSettings,
-    LabelJudge,
-    LazyJudge,
-    mean_logprobs,
-    read_number,
-)
 from tinker_cookbook.judges.agreement import cohen_kappa
+from tinker_cookbook.judges.judge import CarefulJudge, Judge, Judgement, LabelJudge, read_number
+from tinker_cookbook.judges.labels import mean_logprobs
+from tinker_cookbook.judges.settings import JudgeSettings, LazyJudge
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -121,17 +113,17 @@ def test_equal_prompts_are_one_request_and_the_file_outlives_the_run(tmp_path):
     async def twice():
         return await asyncio.gather(*(cached(QUESTION, float) for _ in range(4)))
 
-    cached = careful(judge, cache=JudgementCache(path))
+    cached = careful(judge, cache_path=path)
     assert [one.score for one in asyncio.run(twice())] == [0.25] * 4
     assert judge.calls == 1
     # A run that was killed while it wrote leaves a torn line.
     path.write_bytes(path.read_bytes() + b'{"key": "torn')
     other = Scripted(0.9)
-    cached = careful(other, cache=JudgementCache(path))
+    cached = careful(other, cache_path=path)
     assert [one.score for one in asyncio.run(twice())] == [0.25] * 4
     assert other.calls == 0
     other.name = "another judge"
-    cached = careful(other, cache=JudgementCache(path))
+    cached = careful(other, cache_path=path)
     assert [one.score for one in asyncio.run(twice())] == [0.9] * 4
 
 

@@ -16,7 +16,8 @@ from tinker_cookbook.exceptions import (
     DataFormatError,
     EvalGradingError,
 )
-from tinker_cookbook.judges import Judge, Judgement, JudgeSettings
+from tinker_cookbook.judges.judge import Judge, Judgement
+from tinker_cookbook.judges.settings import JudgeSettings
 from tinker_cookbook.recipes.rubric import generate_data
 from tinker_cookbook.recipes.rubric.data import (
     LabelledAnswer,

@@ -7,7 +7,6 @@ Ratings depend on the judge: compare only scores of the same judge.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +34,7 @@ SOURCE = Source(
 )
 MAX_RATING = 10
 JUDGE_MAX_TOKENS = 2048
-_VERDICT = re.compile(r"\[\[\s*(\d+(?:\.\d+)?)\s*(?:/\s*10\s*)?\]\]")
+_VERDICT = r"\[\[\s*(\d+(?:\.\d+)?)\s*(?:/\s*10\s*)?\]\]"
 _INSTRUCTIONS = (
     "You rate answers of an assistant. Read the conversation below and rate the last answer: is it "
     "helpful, relevant, correct, deep, creative and detailed? Explain your view in a few "
