@@ -86,6 +86,6 @@ def run_with_timeout_signal(
     """
     try:
         work = partial(func, *args, **(kwargs or {}))
-        return default_pool().call_blocking(work, timeout_seconds=timeout_seconds)
+        return default_pool.call_blocking(work, timeout_seconds=timeout_seconds)
     except TimeoutError:
         return None

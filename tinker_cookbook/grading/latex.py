@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
-from tinker_cookbook.grading.texts import plain_characters, without_text_commands
+from tinker_cookbook.grading.texts import (
+    braced_fractions,
+    plain_characters,
+    without_text_commands,
+)
 
 _SPACE = re.compile(r"(?<!\\)\\[,:;> ]|\\q?quad(?![a-zA-Z])|~|\s+")
 _GONE = re.compile(
@@ -40,7 +44,6 @@ _SYMBOLS = {
     r"\cfrac": r"\frac",
     "{,}": ",",
 }
-_SHORT_FRACTION = re.compile(r"\\frac\s*(\d|\{[^{}]*\})\s*(\d|\{[^{}]*\})")
 _MIXED = re.compile(
     r"(?<![\d.}^_/])(\d{1,9}) *\\frac\{(\d{1,9})\}\{(\d{1,9})\}"
     r"|(?<![\d.^/])(\d{1,9}) (\d{1,9})/(\d{1,9})(?!\d)"
@@ -81,14 +84,9 @@ def tidy(text: str) -> str:
     text = _SPACE.sub(" ", re.sub(r"\\,(?=\d{3}(?!\d))", ",", text))
     text = _GONE.sub("", text).replace("\\%", "%").replace("**", "").strip(" ")
     text = without_unit(re.sub(r"(?<!\\ldots)(?<!\.)[.;,]$", "", text).strip())
-    text = _SHORT_FRACTION.sub(_braced_fraction, without_text_commands(text))
+    text = braced_fractions(without_text_commands(text))
     # 3\frac{1}{2} is the mixed number, as in "3 1/2".
     return _MIXED.sub(_sum, re.sub(r" +", " ", text)).strip()
-
-
-def _braced_fraction(match: re.Match[str]) -> str:
-    top, bottom = (part if part.startswith("{") else f"{{{part}}}" for part in match.groups())
-    return f"\\frac{top}{bottom}"
 
 
 def _sum(match: re.Match[str]) -> str:

@@ -401,12 +401,8 @@ def _compare_texts(answer: str, reference: str, scalar: Compare) -> bool | None:
 
 # --- with a time limit -------------------------------------------------------------------------
 
-_default_pool = TimedPool(preload=["math_verify"])
-
-
-def default_pool() -> TimedPool:
-    """Returns the shared pool of this process's environments."""
-    return _default_pool
+default_pool = TimedPool(preload=["math_verify"])
+"""Pool that all comparisons of this process share."""
 
 
 async def grade_math(
@@ -427,7 +423,7 @@ async def grade_math(
         return quick
     require_math_verify()
     try:
-        return await (pool or _default_pool).call(
+        return await (pool or default_pool).call(
             verify_expressions, answer, reference, timeout_seconds=timeout_seconds
         )
     # The answer determines how long a comparison takes, so a timeout is not an error of the run.
@@ -458,6 +454,6 @@ def grade_response(response: str, reference: str) -> tuple[bool, str]:
 def _in_worker(verify: Callable[[str, str], bool], answer: str, reference: str) -> bool:
     require_math_verify()
     try:
-        return _default_pool.call_blocking(verify, answer, reference)
+        return default_pool.call_blocking(verify, answer, reference)
     except (TimeoutError, pebble.ProcessExpired):
         return False

@@ -17,6 +17,7 @@ from tinker_cookbook.grading.texts import (
     ANSWER,
     IS,
     boxed_answer,
+    braced_fractions,
     comparable_text,
     extract_final_answer,
     plain_characters,
@@ -142,8 +143,7 @@ def clean(text: str) -> str:
     text = re.sub(r"\^? ?\{? ?\\circ\b ?\}?", "°", text)
     text = re.sub(r",\s*\\[!,]\s*", ",", text).replace("\\!", "")
     text = re.sub(r"\\[,:;> ]|\\q?quad\b|~", " ", text)
-    text = without_text_commands(re.sub(r"\\[dtc]frac", r"\\frac", text))
-    text = re.sub(r"\\frac\s*(\d|\{[^{}]*\})\s*(\d|\{[^{}]*\})", _braced_fraction, text)
+    text = braced_fractions(without_text_commands(re.sub(r"\\[dtc]frac", r"\\frac", text)))
     text = re.sub(r"\\(?:left|right|displaystyle|textstyle)(?![a-zA-Z])|\\[()\[\]]", "", text)
     # Bold, unless ** is an operator behind a number.
     text = re.sub(r"(?<![\d)])(?<![\d)] )\*\*([^*\n]+?)\*\*", r"\1", text)
@@ -155,11 +155,6 @@ def clean(text: str) -> str:
 def _single_spaces(text: str) -> str:
     # Long runs of spaces would make the patterns slow.
     return re.sub(r"\s*\n\s*", "\n", re.sub(r"[^\S\n]+", " ", text))
-
-
-def _braced_fraction(match: re.Match[str]) -> str:
-    top, bottom = (part if part.startswith("{") else f"{{{part}}}" for part in match.groups())
-    return f"\\frac{top}{bottom}"
 
 
 def _digits(text: str) -> Fraction:

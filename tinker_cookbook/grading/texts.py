@@ -14,6 +14,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 # LaTeX also allows \boxed without braces, as in "\boxed 5".
 _WORD_BOX = re.compile(r"\\boxed\s*([^\s${\\][^\s$]*)")
 _TEXT = re.compile(r"\\(?:text|textbf|textrm|textit|mbox|mathrm|mathbf|mathsf)\s*\{([^{}]*)\}")
+_FRACTION = re.compile(r"\\frac\s*(\d|\{[^{}]*\})\s*(\d|\{[^{}]*\})")
 # Boxes with only these between them are one answer: \boxed{1}, \boxed{2} and $\boxed{3}$.
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s$,;/*]|\\[()\[\],; ]|\\q?quad\b|\\text\s*\{\s*(?:and|or)\s*\}"
@@ -86,6 +87,13 @@ def without_text_commands(text: str) -> str:
     while text != before:  # they may be nested
         text, before = _TEXT.sub(r"\1", text), text
     return text
+
+
+def braced_fractions(text: str) -> str:
+    r"""Writes ``\frac12`` as ``\frac{1}{2}``."""
+    return _FRACTION.sub(
+        lambda m: "\\frac" + "".join(f"{{{part.strip('{}')}}}" for part in m.groups()), text
+    )
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:

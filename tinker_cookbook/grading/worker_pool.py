@@ -27,7 +27,6 @@ from tinker_cookbook.utils.imports import pebble
 DEFAULT_TIMEOUT_SECONDS = 5.0
 # Evaluating an expression may also use all memory; then only the worker dies.
 _WORKER_MEMORY_BYTES = 2 << 30
-_MAX_WORKERS = 4
 _ORPHAN_SECONDS = 2.0  # seconds after the timeout until a worker without a parent exits
 
 T = TypeVar("T")
@@ -76,20 +75,13 @@ class TimedPool:
 
     def __init__(
         self,
-        max_workers: int | None = None,
+        max_workers: int = min(4, os.cpu_count() or 1),
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         preload: Sequence[str] = (),
     ) -> None:
-        """``max_workers=None``: one worker per core, at most four.
-
-        A worker imports the installed modules of ``preload`` before its first call, so that a slow
-        import does not count as a slow answer.
-        """
-        workers = min(_MAX_WORKERS, os.cpu_count() or 1) if max_workers is None else max_workers
-        if workers < 1:
-            raise ConfigurationError(f"max_workers: got {max_workers}, expected at least 1")
-        _check_timeout(timeout_seconds)
-        self._max_workers = workers
+        """A worker imports the installed modules of ``preload`` before its first call, so that a
+        slow import does not count as a slow answer."""
+        self._max_workers = max_workers
         self._timeout_seconds = timeout_seconds
         self._preload = tuple(preload)
         # Both call methods may start the pool, from different threads.
@@ -131,7 +123,11 @@ class TimedPool:
         self, function: Callable[..., T], args: tuple[Any, ...], timeout_seconds: float | None
     ) -> pebble.ProcessFuture:
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        _check_timeout(limit)
+        if not 0 < limit < float("inf"):
+            raise ConfigurationError(
+                f"timeout_seconds: got {limit}, expected a finite number above 0, since a call "
+                "that never returns would block its worker forever"
+            )
         pool = self._start(_is_in_main(function, *args))
         return pool.schedule(_run, args=(function, args, limit), timeout=limit)
 
@@ -172,14 +168,6 @@ def _is_in_main(*values: Any) -> bool:
         ):
             return True
     return False
-
-
-def _check_timeout(seconds: float) -> None:
-    if not 0 < seconds < float("inf"):
-        raise ConfigurationError(
-            f"timeout_seconds: got {seconds}, expected a finite number above 0, since a call that "
-            "never returns would block its worker forever"
-        )
 
 
 def _prepare_worker(preload: Sequence[str]) -> None:
