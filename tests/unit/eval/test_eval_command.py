@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
 
 import chz
 import pytest
+from json_server import json_server
 from PIL import Image
 
 from tinker_cookbook.eval import compare, show
@@ -104,37 +102,6 @@ def test_errors_come_before_a_model_is_loaded(stories_model, data, tmp_path, mon
     assert Config(tasks="gsm8k", model_name="..").folder.name == "model"
     with pytest.raises(DataError, match="which has no data of openai/gsm8k"):
         asyncio.run(main(local(stories_model, tmp_path / "none", tmp_path / "out")))
-
-
-class FakeApi(BaseHTTPRequestHandler):
-    """Answers additions; returns one choice at a time, and is busy at first."""
-
-    requests: ClassVar[list[dict]] = []
-    adds = staticmethod(lambda a, b: a + b)
-
-    def do_GET(self):
-        self._send(200, {"data": [{"id": "adder", "max_model_len": 512}]})
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.requests.append({**body, "key": self.headers["Authorization"]})
-        if len(self.requests) == 1:
-            self._send(429, {"error": {"message": "slow down"}})
-            return
-        a, b = map(int, body["messages"][-1]["content"].split(" + "))
-        content = f"<think>{a} and {b}</think>\n\n\\boxed{{{self.adds(a, b)}}}"
-        choice = {"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
-        self._send(200, {"choices": [choice], "usage": {"completion_tokens": 9}})
-
-    def _send(self, status, value):
-        content = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *args):
-        pass
 
 
 OWN = [
@@ -284,20 +251,39 @@ def test_own_tasks_on_the_command_line(stories_model, tmp_path, monkeypatch, cap
     assert "1 of 1 problems were answered before" in capsys.readouterr().out
 
 
+class Adder:
+    """Answers of a chat API to additions: one choice at a time; it is busy at first."""
+
+    wrong = 0  # the first number of additions that it gets wrong
+
+    def __init__(self) -> None:
+        self.requests: list[dict] = []
+
+    def __call__(self, body, headers):
+        if body is None:
+            return 200, {"data": [{"id": "adder", "max_model_len": 512}]}
+        self.requests.append({**body, "key": headers["Authorization"]})
+        if len(self.requests) == 1:
+            return 429, {"error": {"message": "slow down"}}
+        a, b = map(int, body["messages"][-1]["content"].split(" + "))
+        content = f"<think>{a} and {b}</think>\n\n\\boxed{{{a + b + (a == self.wrong)}}}"
+        choice = {"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+        return 200, {"choices": [choice], "usage": {"completion_tokens": 9}}
+
+
 @pytest.fixture
 def api():
-    FakeApi.requests = []
-    FakeApi.adds = staticmethod(lambda a, b: a + b)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeApi)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
+    """(URL, answers)"""
+    adder = Adder()
+    with json_server(adder) as url:
+        yield f"{url}/v1", adder
 
 
 def test_a_chat_api_is_evaluated_and_compared(api, data, tmp_path, capsys):
+    url, adder = api
     settings = {
         "tasks": "gsm8k",
-        "openai_url": api,
+        "openai_url": url,
         "model_name": "adder",
         "data_path": str(data),
         "api_key": "secret",
@@ -309,19 +295,19 @@ def test_a_chat_api_is_evaluated_and_compared(api, data, tmp_path, capsys):
     assert result is not None
     assert (result.score, result.num_examples, result.num_errors) == (1.0, 8, 0)
     # One of them was refused; the server returns one choice of two, so the rest is requested.
-    assert len(FakeApi.requests) == 1 + 2 * 4
-    request = FakeApi.requests[-1]
+    assert len(adder.requests) == 1 + 2 * 4
+    request = adder.requests[-1]
     assert request["key"] == "Bearer secret"
     assert request["messages"][0]["role"] == "system"
     # Cut to what the server said its context is.
     assert request["max_tokens"] < 512
-    assert {r.get("n") for r in FakeApi.requests} == {2, None}
+    assert {r.get("n") for r in adder.requests} == {2, None}
     row = load_trajectories(str(tmp_path / "a"), "gsm8k")[0]
     assert row.turns[-1].content == "\\boxed{4}"
     assert row.turns[-1].metadata == {"thinking": "2 and 2"}
     assert "secret" not in "".join(p.read_text() for p in (tmp_path / "a").rglob("*.json*"))
 
-    FakeApi.adds = staticmethod(lambda a, b: a + b + (a == 2))
+    adder.wrong = 2
     asyncio.run(main(Config(**settings, out=str(tmp_path / "b"))))
     capsys.readouterr()
     compare.main(compare.Config(a=str(tmp_path / "a"), b=str(tmp_path / "b")))
@@ -342,11 +328,11 @@ def test_a_chat_api_that_cannot_be_used(api, data, tmp_path):
         return Config(**given)
 
     with pytest.raises(ConfigurationError, match="no model 'ader'; did you mean 'adder'"):
-        asyncio.run(main(config(openai_url=api, model_name="ader")))
+        asyncio.run(main(config(openai_url=api[0], model_name="ader")))
     with pytest.raises(BackendError, match="cannot be reached"):
         asyncio.run(main(config(openai_url="http://127.0.0.1:1/v1", model_name="x")))
     with pytest.raises(ConfigurationError, match="cannot score given texts"):
-        asyncio.run(main(config(openai_url=api, model_name="adder", scoring="logprob")))
+        asyncio.run(main(config(openai_url=api[0], model_name="adder", scoring="logprob")))
 
 
 def test_folders_that_cannot_be_compared(tmp_path):

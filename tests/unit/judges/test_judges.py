@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import pickle
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from json_server import json_server
 
 from tinker_cookbook.exceptions import (
     BackendError,
@@ -127,48 +125,34 @@ def test_equal_prompts_are_one_request_and_the_file_outlives_the_run(tmp_path):
     assert [one.score for one in asyncio.run(twice())] == [0.9] * 4
 
 
-class FakeServer(BaseHTTPRequestHandler):
-    """A chat API whose first token is Yes with 0.6, and which can write a score."""
+@pytest.fixture
+def server():
+    """(URL, requests) of a chat API whose first token is Yes with 0.6, and which writes a score."""
+    requests: list[dict] = []
 
-    logprobs = True
-    bodies: list[dict] = []  # noqa: RUF012
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.bodies.append({**body, "key": self.headers["Authorization"]})
+    def answer(body, headers):
+        requests.append({**body, "key": headers["Authorization"]})
         choice = {"message": {"content": "I think <score>0.75</score>"}}
-        if body.get("logprobs") and self.logprobs:
+        if body.get("logprobs"):
             shares = {"Yes": 0.5, " yes": 0.1, "No": 0.3, "Maybe": 0.1}
             top = [{"token": t, "logprob": math.log(p)} for t, p in shares.items()]
             choice["logprobs"] = {"content": [{"token": "Yes", "top_logprobs": top}]}
-        content = json.dumps({"choices": [choice]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        return 200, {"choices": [choice]}
 
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def server():
-    FakeServer.bodies, FakeServer.logprobs = [], True
-    http = ThreadingHTTPServer(("127.0.0.1", 0), FakeServer)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{http.server_port}/v1"
-    http.shutdown()
+    with json_server(answer) as url:
+        yield f"{url}/v1", requests
 
 
 def test_any_openai_url_is_a_judge(server, monkeypatch):
     monkeypatch.setenv("MY_KEY", "secret")
-    settings = JudgeSettings(model_name="big", url=server, api_key_env="MY_KEY", max_retries=0)
+    url, requests = server
+    settings = JudgeSettings(model_name="big", url=url, api_key_env="MY_KEY", max_retries=0)
     labels = asyncio.run(settings()(QUESTION, float))
     assert labels.score == pytest.approx(0.6 / 0.9)
-    assert (FakeServer.bodies[0]["max_tokens"], FakeServer.bodies[0]["top_logprobs"]) == (1, 20)
-    assert FakeServer.bodies[0]["key"] == "Bearer secret"
+    found = [requests[0][name] for name in ("max_tokens", "top_logprobs", "key")]
+    assert found == [1, 20, "Bearer secret"]
     # As groups in other processes and threads have it: pickled, on an event loop of its own.
-    text = JudgeSettings(model_name="big", url=server, mode="text")
+    text = JudgeSettings(model_name="big", url=url, mode="text")
     judge = pickle.loads(pickle.dumps(LazyJudge(text)))
     read = read_number(r"<score>(.*?)</score>", 0, 1)
     assert [asyncio.run(judge(QUESTION, read)).score for _ in range(2)] == [0.75, 0.75]
@@ -176,13 +160,17 @@ def test_any_openai_url_is_a_judge(server, monkeypatch):
         read_number(r"<score>(.*?)</score>", -math.inf, math.inf)("<score>inf</score>")
 
 
-def test_invalid_settings_are_refused():
-    with pytest.raises(ConfigurationError, match="mode: got 'yes'"):
-        JudgeSettings(model_name="m", mode="yes").check()  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="url: got 'localhost'"):
-        JudgeSettings(model_name="m", url="localhost").check()
-    with pytest.raises(ConfigurationError, match="with url="):
-        JudgeSettings(model_name="m", url="http://x", model_path="tinker://a").check()
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"mode": "yes"}, "mode: got 'yes'"),
+        ({"url": "localhost"}, "url: got 'localhost'"),
+        ({"url": "http://x", "model_path": "tinker://a"}, "with url="),
+    ],
+)
+def test_invalid_settings_are_refused(settings, words):
+    with pytest.raises(ConfigurationError, match=words):
+        JudgeSettings(model_name="m", **settings).check()
 
 
 def test_kappa_of_the_textbook():

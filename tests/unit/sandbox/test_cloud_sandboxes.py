@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import sys
-import threading
 import types
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from json_server import json_server
 
 from tinker_cookbook.exceptions import SandboxError
 from tinker_cookbook.sandbox import (
@@ -28,16 +26,9 @@ def aio(function):
     return types.SimpleNamespace(aio=function)
 
 
-class FakeStream:
-    def __init__(self, pieces):
-        self.pieces = pieces
-
-    def __aiter__(self):
-        return self._each()
-
-    async def _each(self):
-        for piece in self.pieces:
-            yield piece
+async def stream(*pieces):
+    for piece in pieces:
+        yield piece
 
 
 class FakeStdin:
@@ -56,7 +47,7 @@ class FakeStdin:
 
 
 class FakeSandbox:
-    """Runs ``bash -lc`` scripts for real, without isolation; the scripts are this file's own."""
+    """Gives each script a fixed output."""
 
     made = 0
 
@@ -65,33 +56,27 @@ class FakeSandbox:
         self.object_id = f"sb-{FakeSandbox.made}"
         self.error: BaseException | None = None
         self.ended = False
-        self.exec, self.terminate, self.wait = (
-            aio(self._exec),
-            aio(self._terminate),
-            aio(self._wait),
-        )
+        self.exec, self.terminate, self.wait = map(aio, (self._exec, self._terminate, self._wait))
 
     async def _exec(self, *argv, timeout=None, workdir=None):
         if self.error is not None:
             raise self.error
-        stdin = FakeStdin()
-        process = types.SimpleNamespace(stdin=stdin, argv=argv)
         reads = {"cat > ": "", "cat ": "content", "head -c": "con", "echo": "out\n" * 100}
-        script = argv[-1]
-        text = next((t for key, t in reads.items() if key in script), "")
-        process.stdout, process.stderr = FakeStream([text, b"\xff"]), FakeStream(["warning"])
-        process.wait = aio(self._status)
-        self.last = process
-        return process
-
-    async def _status(self):
-        return 0
+        text = next((t for key, t in reads.items() if key in argv[-1]), "")
+        self.last = types.SimpleNamespace(
+            stdin=FakeStdin(),
+            argv=argv,
+            stdout=stream(text, b"\xff"),
+            stderr=stream("warning"),
+            wait=aio(self._wait),
+        )
+        return self.last
 
     async def _terminate(self):
         self.ended = True
 
     async def _wait(self, raise_on_termination=True):
-        return None
+        return 0
 
 
 @pytest.fixture
@@ -172,53 +157,37 @@ def test_modal_pool_uses_each_sandbox_once(modal, monkeypatch):
     asyncio.run(main())
 
 
-@pytest.fixture
-def fusion():
-    """A server that answers each request with the next of ``answers``."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            size = int(self.headers["Content-Length"])
-            server.requests.append(json.loads(self.rfile.read(size)))
-            status, answer = server.answers.pop(0)
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
-
-        def log_message(self, format, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.requests, server.answers = [], []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-def test_fusion_client_tells_program_and_server_failures_apart(fusion):
+def test_fusion_client_tells_program_and_server_failures_apart():
     ran = {"status": "Success", "run_result": {"stdout": "1\n"}}
-    fusion.answers = [
-        (200, ran),
-        (200, {"status": "Failed", "run_result": {"return_code": 1}}),
-        (200, {"status": "SandboxError", "message": "no container"}),
-        (500, "broken"),
-    ]
+    requests, answers = (
+        [],
+        [
+            (200, ran),
+            (200, {"status": "Failed", "run_result": {"return_code": 1}}),
+            (200, {"status": "SandboxError", "message": "no container"}),
+            (500, "broken"),
+        ],
+    )
 
-    async def main():
-        client = SandboxFusionClient(f"http://127.0.0.1:{fusion.server_port}/run_code")
+    def answer(body, headers):
+        requests.append(body)
+        return answers.pop(0)
+
+    async def main(url):
+        client = SandboxFusionClient(f"{url}/run_code")
         files = {"a.txt": "ü"}
         results = [await client.run("print(1)", files, timeout=0.5) for _ in range(4)]
         await client.close()
         return results
 
-    results = asyncio.run(main())
+    with json_server(answer) as url:
+        results = asyncio.run(main(url))
     assert results[0] == (True, ran)
     assert not results[1][0]
     assert "error" not in results[1][1]
     assert results[2] == (False, {"error": "no container", **results[2][1]})
     assert results[3][1]["error"].startswith("HTTP 500")
-    request = fusion.requests[0]
+    request = requests[0]
     assert request["run_timeout"] == 1
     assert base64.b64decode(request["files"]["a.txt"]).decode() == "ü"
     client = SandboxFusionClient("http://127.0.0.1:1/run_code")
