@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.utils.imports import tinker
 
@@ -31,10 +31,6 @@ class AnswerAccuracyEvaluator(SamplingClientEvaluator):
         read: Callable[[str], str] = str.strip,
         constants: Mapping[str, float] | None = None,
     ) -> None:
-        if max_tokens < 1:
-            raise ConfigurationError(f"max_tokens: got {max_tokens}, expected at least 1")
-        if not questions:
-            raise DataValidationError(f"{name}: got no question, expected at least one")
         for reference, expected in references.items():
             if len(expected) != len(questions):
                 raise DataValidationError(

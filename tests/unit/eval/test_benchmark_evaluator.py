@@ -6,20 +6,19 @@ import asyncio
 import json
 from functools import partial
 
-import chz
 import pytest
-import tinker
 
 from tinker_cookbook.eval import BenchmarkEvaluator
 from tinker_cookbook.eval.benchmarks import Example, ExampleBenchmark, Grade
 from tinker_cookbook.exceptions import BenchmarkNotFoundError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.supervised import train
-from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
+from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
+from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 TEXTS = ("Where is Lily?", "Who is there?", "What now?")
-ANSWER = " The dog"
+ANSWER = "The dog"
 
 
 class Dogs(ExampleBenchmark):
@@ -34,46 +33,28 @@ class Dogs(ExampleBenchmark):
         return Grade(float("dog" in response), {"length": len(response)})
 
 
-class AnswersAboutDogs(SupervisedDataset):
-    def __init__(self, renderer):
-        self._renderer = renderer
-
-    def get_batch(self, index):
-        data = []
-        for text in TEXTS:
-            prompt = self._renderer.build_generation_prompt([{"role": "user", "content": text}])
-            before = prompt.to_ints()
-            whole = before + self._renderer.tokenizer.encode(ANSWER, add_special_tokens=False)
-            weights = [0.0] * (len(before) - 1) + [1.0] * (len(whole) - len(before))
-            data.append(
-                tinker.Datum(
-                    model_input=tinker.ModelInput.from_ints(whole[:-1]),
-                    loss_fn_inputs={"target_tokens": whole[1:], "weights": weights},
-                )
-            )
-        return data
-
-    def __len__(self):
-        return 30
-
-
-@chz.chz
-class Builder(SupervisedDatasetBuilder):
-    model: str
-
-    def __call__(self):
-        return AnswersAboutDogs(get_renderer("role_colon", get_tokenizer(self.model))), None
-
-
 def test_a_supervised_run_logs_the_benchmark_and_its_score_rises(stories_model, tmp_path):
     renderer = get_renderer("role_colon", get_tokenizer(stories_model))
+    rows = [
+        {"messages": [{"role": "user", "content": t}, {"role": "assistant", "content": ANSWER}]}
+        for t in TEXTS
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 30))
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=stories_model,
+        renderer_name="role_colon",
+        max_length=128,
+        batch_size=3,
+    )
     build = partial(
         BenchmarkEvaluator, Dogs(), renderer, max_tokens=8, temperature=0.0, concurrency=4
     )
     config = train.Config(
-        log_path=str(tmp_path),
+        log_path=str(tmp_path / "run"),
         model_name=stories_model,
-        dataset_builder=Builder(model=stories_model),
+        dataset_builder=FromConversationFileBuilder(
+            common_config=common, file_path=str(tmp_path / "rows.jsonl")
+        ),
         learning_rate=0.01,
         lora_rank=8,
         eval_every=30,
@@ -84,7 +65,7 @@ def test_a_supervised_run_logs_the_benchmark_and_its_score_rises(stories_model, 
         dtype="float32",
     )
     asyncio.run(train.main(config))
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     found = [row for row in map(json.loads, lines) if "eval/dogs/score" in row]
     assert found[0]["eval/dogs/score"] < 1
     last = found[-1]

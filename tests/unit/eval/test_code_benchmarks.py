@@ -47,27 +47,12 @@ def test_all_gold_answers_get_1_and_all_others_0(shared_dir, name):
     assert REGISTRY[name].validate(config) == []
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import os\nos._exit(0)",
-        "import sys\nsys.exit(0)",
-        "class Yes:\n    def __eq__(self, other): return True\n"
-        "    def __getattr__(self, name): return self\n"
-        "    def __call__(self, *a): return self\ndef {name}(*a): return Yes()",
-        "import builtins\nbuiltins.AssertionError = SystemExit\n"
-        "def {name}(*a): raise SystemExit(0)",
-        "def {name}(*a): return",
-        "",
-    ],
-)
 @pytest.mark.parametrize("name", COUNTS)
-def test_programs_that_cheat_get_0(shared_dir, name, program):
+def test_programs_that_end_early_get_0(shared_dir, name):
+    """``tests/unit/sandbox/test_attacks.py`` has all attacks."""
     benchmark, examples = load(name, shared_dir)
-    example = examples[0]
-    (called,) = benchmark.program_tests(example).entry_points
-    response = f"```python\n{program.replace('{name}', called)}\n```"
-    assert grade(benchmark, response, example).reward == 0.0
+    for program in ("import os\nos._exit(0)", ""):
+        assert grade(benchmark, f"```python\n{program}\n```", examples[0]).reward == 0.0
 
 
 def test_the_helpers_in_a_prompt_of_humaneval_belong_to_the_tests(shared_dir):
@@ -88,13 +73,11 @@ def test_the_setup_of_tests_may_use_a_class_of_the_program(shared_dir):
 
 
 def test_an_answer_may_be_code_only():
-    assert (
-        program_of("def area(r): return 1", ProgramTests((), ("area",))) == "def area(r): return 1"
-    )
+    program = "def area(r): return 1"
+    assert program_of(program, ProgramTests((), ("area",))) == program
     tests = ProgramTests((), ("area",), preamble="import math")
-    assert program_of("```py\ndef area(r): ...\n```\n```\nprint(area(2))\n```", tests).endswith(
-        "import math\ndef area(r): ...\n"
-    )
+    block = "```py\ndef area(r): ...\n```\n```\nprint(area(2))\n```"
+    assert program_of(block, tests).endswith("import math\ndef area(r): ...\n")
 
 
 def test_a_future_import_of_the_answer_stays_before_the_preamble():

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 
 import pytest
+import tinker
 
 from tinker_cookbook.eval.benchmarks import (
     BenchmarkBuilder,
@@ -54,30 +55,17 @@ def test_a_model_is_evaluated_by_the_official_interface(client, renderer, tmp_pa
     assert (result.num_examples, result.num_truncated) == (6, 6)
     rows = load_trajectories(str(tmp_path), "stories")
     # Greedy: both answers are alike, and equal to the model's own.
-    policy_tokens = [
-        client.sample(
-            renderer.build_generation_prompt(Stories().load_examples(config)[i].messages),
-            1,
-            _greedy(renderer),
-        )
-        .result()
-        .sequences[0]
-        .tokens
-        for i in range(3)
-    ]
-    for i in range(3):
-        text = renderer.parse_response(policy_tokens[i])[0]["content"]
+    for i, example in enumerate(Stories().load_examples(config)):
+        prompt = renderer.build_generation_prompt(example.messages)
+        stop = renderer.get_stop_sequences()
+        greedy = tinker.SamplingParams(max_tokens=8, temperature=0.0, stop=stop)
+        tokens = client.sample(prompt, 1, greedy).result().sequences[0].tokens
+        text = renderer.parse_response(tokens)[0]["content"]
         assert {row.turns[-1].content for row in rows if row.idx == i} == {text}
     # The same weights again: nothing is sampled.
     before = (tmp_path / "stories" / "trajectories.jsonl").read_bytes()
     asyncio.run(run_benchmark(Stories(), client, renderer, config))
     assert (tmp_path / "stories" / "trajectories.jsonl").read_bytes() == before
-
-
-def _greedy(renderer):
-    import tinker
-
-    return tinker.SamplingParams(max_tokens=8, temperature=0.0, stop=renderer.get_stop_sequences())
 
 
 class OwnEnvs(BenchmarkBuilder):
@@ -93,11 +81,8 @@ def test_a_builder_with_its_own_environments_gives_the_same_answers(client, rend
     config = BenchmarkConfig(temperature=0.0, max_tokens=8, save_dir=str(tmp_path))
     own = asyncio.run(run_benchmark(OwnEnvs(), client, renderer, config))
     same = asyncio.run(run_benchmark(Stories(), client, renderer, config))
-    assert (own.score, own.num_truncated, own.num_examples) == (
-        same.score,
-        same.num_truncated,
-        same.num_examples,
-    )
+    for field in ("score", "num_truncated", "num_examples"):
+        assert getattr(own, field) == getattr(same, field)
     a, b = (load_trajectories(str(tmp_path), name) for name in ("own_envs", "stories"))
     assert [r.turns[-1].content for r in a] == [r.turns[-1].content for r in b]
     assert [r.example_id for r in a] == [r.example_id for r in b]
@@ -165,8 +150,6 @@ def test_the_identity_of_weights_follows_the_adapter(client, stories_model):
     service = connect("local", device="cpu", dtype="float32").service
     trainer = service.create_lora_training_client(stories_model, rank=2, seed=1).result()
     digests = {client.weights_digest()}
-    import tinker
-
     datum = tinker.Datum(
         model_input=tinker.ModelInput.from_ints([1, 5, 9]),
         loss_fn_inputs={
