@@ -20,6 +20,9 @@ from tinker_cookbook.rl.rollouts.limits import RolloutLimits
 from tinker_cookbook.rl.types import Env, Trajectory
 from tinker_cookbook.utils.model_inputs import ChunkKeys
 
+_Item = tuple[int, int, str, Env]
+"""Position and sample of a problem, its id, its environment."""
+
 
 class EnvRun(BenchmarkRun):
     """Runs ``num_samples`` episodes of each problem."""
@@ -27,7 +30,7 @@ class EnvRun(BenchmarkRun):
     source: RendererSource
 
     async def prepare(self) -> dict[str, Any]:
-        """Returns settings of the episodes.
+        """Makes the environments, and returns settings of the episodes.
 
         Environments may choose their prompts at random, so the key has none of them;
         ``grader_version`` stands for the code of the environments.
@@ -37,6 +40,15 @@ class EnvRun(BenchmarkRun):
                 f"{self.builder.name}: its environments read and write tokens, which a chat API "
                 "does not have; evaluate it with model_path= or model_name="
             )
+        items: list[_Item] = []
+        for sample in range(self.config.num_samples):
+            # An environment is used once, so each sample has its own.
+            envs = await asyncio.to_thread(
+                self.builder.make_envs, self.source.renderer, self.config
+            )
+            for idx, env in enumerate(list(envs)[: self.config.max_examples]):
+                items.append((idx, sample, str(getattr(env, "example_id", "") or idx), env))
+        self.items = sorted(items, key=lambda item: item[:2])
         system = self.config.system_prompt
         return {
             "system_prompt": self.builder.recommended_system_prompt if system is None else system,
@@ -45,28 +57,16 @@ class EnvRun(BenchmarkRun):
             "grader": self.builder.grader_version,
         }
 
-    async def run(self) -> list[StoredTrajectory]:
-        """Returns the episodes, grouped by problem."""
-        items: list[tuple[int, int, str, Env]] = []
-        for sample in range(self.config.num_samples):
-            # An environment is used once, so each sample has its own.
-            envs = await asyncio.to_thread(
-                self.builder.make_envs, self.source.renderer, self.config
-            )
-            for idx, env in enumerate(list(envs)[: self.config.max_examples]):
-                items.append((idx, sample, str(getattr(env, "example_id", "") or idx), env))
-        return await self.for_each(sorted(items, key=lambda i: i[:2]), self._is_done, self._episode)
-
-    def _is_done(self, item: tuple[int, int, str, Any]) -> bool:
+    def is_done(self, item: _Item) -> bool:
+        """Returns whether the episode was run with this version of the environments."""
         row = self.file.rows.get((item[2], item[1]))
         # A row that was graded by another function has no grader.
         return row is not None and row.error is None and row.grader == self.builder.grader_version
 
-    async def _episode(
-        self, position: int, item: tuple[int, int, str, Env]
-    ) -> list[StoredTrajectory]:
+    async def work(self, position: int, item: _Item) -> list[StoredTrajectory]:
+        """Returns the row of an episode."""
         idx, sample, example_id, env = item
-        if self._is_done(item):
+        if self.is_done(item):
             return [self.file.rows[example_id, sample]]
         config = self.config
         row = StoredTrajectory(idx, self.builder.name, example_id, sample=sample)

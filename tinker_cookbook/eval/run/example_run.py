@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -65,6 +65,8 @@ class BenchmarkRun:
 
     file: AnswerFile
     """Set after ``prepare``, whose result is part of its key."""
+    items: Sequence[Any]
+    """The problems; set by ``prepare``."""
 
     def __init__(
         self,
@@ -85,33 +87,33 @@ class BenchmarkRun:
         """Loads the problems; returns further parts of the key, besides model and sampling."""
 
     @abstractmethod
+    def is_done(self, item: Any) -> bool:
+        """Returns whether all answers to a problem were stored before."""
+
+    @abstractmethod
+    async def work(self, position: int, item: Any) -> list[StoredTrajectory]:
+        """Returns the answers to a problem, stored ones or new ones."""
+
     async def run(self) -> list[StoredTrajectory]:
         """Returns the answers to all problems, in order."""
-
-    async def for_each(
-        self,
-        items: Sequence[Any],
-        is_done: Callable[[Any], bool],
-        work: Callable[[int, Any], Awaitable[list[StoredTrajectory]]],
-    ) -> list[StoredTrajectory]:
-        """Returns the rows of ``work(position, item)`` of all items, in their order."""
         if self._progress is not None:
-            self._progress.start(self.builder.name, len(items), sum(map(is_done, items)))
+            done = sum(map(self.is_done, self.items))
+            self._progress.start(self.builder.name, len(self.items), done)
         found: dict[int, list[StoredTrajectory]] = {}
-        waiting = iter(enumerate(items))
+        waiting = iter(enumerate(self.items))
 
         async def worker() -> None:
             # All workers share the iterator: a free worker takes the next item.
             for position, item in waiting:
-                stored = is_done(item)
-                found[position] = await work(position, item)
+                stored = self.is_done(item)
+                found[position] = await self.work(position, item)
                 if self._progress is not None:
                     self._progress.update(found[position], stored)
 
         limit = self.config.concurrency
         if self.builder.multi_turn:
             limit = self.config.agent_concurrency
-        await gather_or_cancel(worker() for _ in range(min(limit, len(items))))
+        await gather_or_cancel(worker() for _ in range(min(limit, len(self.items))))
         return [row for position in sorted(found) for row in found[position]]
 
     async def store(self, row: StoredTrajectory) -> StoredTrajectory:
@@ -172,13 +174,9 @@ class ExampleRun(BenchmarkRun):
         Without it, readers would also see answers to the old prompts, of problems that are not
         answered again.
         """
-        self._examples = await asyncio.to_thread(self.builder.examples, self.config)
-        _, prompt = await self._prompt(self._examples[0])
+        self.items = await asyncio.to_thread(self.builder.examples, self.config)
+        _, prompt = await self._prompt(self.items[0])
         return {"first_prompt": prompt.key}
-
-    async def run(self) -> list[StoredTrajectory]:
-        """Returns the answers, ``num_samples`` to each problem."""
-        return await self.for_each(self._examples, self._is_done, self._answer)
 
     def grader(self, example: Example) -> str:
         """Version of the grader and digest of the expected answer, which the file of the questions
@@ -189,8 +187,9 @@ class ExampleRun(BenchmarkRun):
         digest = hashlib.sha256(expected.encode("utf-8", "surrogatepass")).hexdigest()[:12]
         return f"{self.builder.grader_version}:{digest}"
 
-    def _is_done(self, example: Example) -> bool:
-        rows = [self.file.rows.get((example.example_id, i)) for i in range(self.config.num_samples)]
+    def is_done(self, item: Example) -> bool:
+        """Returns whether each sample has a graded answer."""
+        rows = [self.file.rows.get((item.example_id, i)) for i in range(self.config.num_samples)]
         return all(row is not None and row.error is None for row in rows)
 
     async def _prompt(self, example: Example) -> tuple[list[Message], Prompt]:
@@ -200,16 +199,16 @@ class ExampleRun(BenchmarkRun):
         except RendererError as error:  # such as an image of a shape that the model does not take
             raise RendererError(f"{self.builder.name}/{example.example_id}: {error}") from error
 
-    async def _answer(self, position: int, example: Example) -> list[StoredTrajectory]:
+    async def work(self, position: int, item: Example) -> list[StoredTrajectory]:
         """Returns the answers to one problem: stored answers, regraded if needed, and new ones."""
-        messages, prompt = await self._prompt(example)
+        messages, prompt = await self._prompt(item)
         wanted = range(self.config.num_samples)
-        stored = {i: self._reusable(example, i, prompt) for i in wanted}
+        stored = {i: self._reusable(item, i, prompt) for i in wanted}
         missing = [i for i in wanted if stored[i] is None]
         rows = [row for row in stored.values() if row is not None]
         if missing:
-            rows += await self._sample(position, example, messages, prompt, missing)
-        graded = await asyncio.gather(*(self._graded(row, example) for row in rows))
+            rows += await self._sample(position, item, messages, prompt, missing)
+        graded = await asyncio.gather(*(self._graded(row, item) for row in rows))
         return sorted(graded, key=lambda row: row.sample)
 
     def _reusable(self, example: Example, sample: int, prompt: Prompt) -> StoredTrajectory | None:

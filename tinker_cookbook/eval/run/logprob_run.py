@@ -35,36 +35,33 @@ class LogprobRun(BenchmarkRun):
                 "scoring=logprob: a chat API cannot score given texts; use scoring=generation, "
                 "or model_path= or model_name="
             )
-        self._examples = await asyncio.to_thread(self.builder.examples, self.config)
-        if not all(e.choices and e.answer_index is not None and e.context for e in self._examples):
+        self.items = await asyncio.to_thread(self.builder.examples, self.config)
+        if not all(e.choices and e.answer_index is not None and e.context for e in self.items):
             raise ConfigurationError(
                 f"scoring=logprob: {self.builder.name} has no choices; use scoring=generation"
             )
-        return {"first_prompt": _key_of(self._examples[0])}
+        return {"first_prompt": _key_of(self.items[0])}
 
-    async def run(self) -> list[StoredTrajectory]:
-        """Returns the rows of all questions."""
-        return await self.for_each(self._examples, self._is_done, self._score)
+    def is_done(self, item: Example) -> bool:
+        """Returns whether the question was scored with the same text."""
+        row = self.file.rows.get((item.example_id, 0))
+        return row is not None and row.error is None and row.prompt_key == _key_of(item)
 
-    def _is_done(self, example: Example) -> bool:
-        row = self.file.rows.get((example.example_id, 0))
-        key = _key_of(example)
-        return row is not None and row.error is None and row.prompt_key == key
-
-    async def _score(self, position: int, example: Example) -> list[StoredTrajectory]:
-        if self._is_done(example):
-            return [self.file.rows[example.example_id, 0]]
+    async def work(self, position: int, item: Example) -> list[StoredTrajectory]:
+        """Returns the row of a question."""
+        if self.is_done(item):
+            return [self.file.rows[item.example_id, 0]]
         row = StoredTrajectory(
             idx=position,
             benchmark=self.builder.name,
-            example_id=example.example_id,
-            turns=[StoredTurn("user", example.context)],
-            logs=dict(example.logs),
-            prompt_key=_key_of(example),
+            example_id=item.example_id,
+            turns=[StoredTurn("user", item.context)],
+            logs=dict(item.logs),
+            prompt_key=_key_of(item),
         )
-        sums = await self.attempt(row, self._logprobs(row, example))
+        sums = await self.attempt(row, self._logprobs(row, item))
         if sums is not None:
-            grade_choices(row, example, sums)
+            grade_choices(row, item, sums)
         return [await self.store(row)]
 
     async def _logprobs(self, row: StoredTrajectory, example: Example) -> list[float]:
