@@ -24,6 +24,7 @@ _GRACE_SECONDS = 5.0
 # A background process of a command may keep its output open; it is not waited for any longer.
 _DRAIN_SECONDS = 0.2
 _FILE_BYTES = 64 << 20
+_BASH = ("bash", "--noprofile", "--norc", "-c")
 TIMED_OUT = 124
 
 
@@ -163,7 +164,7 @@ class LocalSandbox:
         limit of the whole sandbox ended it). Background processes of the command keep running.
         """
         stdout, stderr, result = await self._execute(
-            ["bash", "--noprofile", "--norc", "-c", command],
+            [*_BASH, command],
             workdir=workdir,
             timeout=timeout,
             max_bytes=max_output_bytes or self._limits.output_bytes,
@@ -206,9 +207,7 @@ class LocalSandbox:
         script = f'mkdir -p -- "$(dirname -- {target})" && cat > {target}'
         if executable:
             script += f" && chmod +x -- {target}"
-        stdout, stderr, result = await self._execute(
-            ["bash", "--noprofile", "--norc", "-c", script], stdin=data, timeout=timeout
-        )
+        stdout, stderr, result = await self._execute([*_BASH, script], stdin=data, timeout=timeout)
         return _result(stdout, stderr, result)
 
     async def export_folder(self, path: str, timeout: int = 60) -> bytes:
@@ -233,9 +232,7 @@ class LocalSandbox:
         """
         target = shlex.quote(path)
         script = f"mkdir -p -- {target} && tar -x --no-same-owner -C {target}"
-        _, stderr, result = await self._execute(
-            ["bash", "--noprofile", "--norc", "-c", script], stdin=archive, timeout=timeout
-        )
+        _, stderr, result = await self._execute([*_BASH, script], stdin=archive, timeout=timeout)
         if result["exit_code"]:
             reason = stderr.decode(errors="replace").strip()
             raise SandboxError(f"{path}: the archive cannot be unpacked: {reason}")

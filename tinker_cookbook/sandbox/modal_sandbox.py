@@ -44,21 +44,24 @@ def _is_gone(error: BaseException) -> bool:
     )
 
 
-def _cancellation_as_terminated(
-    function: Callable[P, Awaitable[T]],
-) -> Callable[P, Awaitable[T]]:
-    # Modal cancels our calls when it reclaims a sandbox. CancelledError is not an Exception: it
-    # would end the whole training step, so it becomes an error of this sandbox.
+def _ends_with_sandbox(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Makes errors that mean the end of the sandbox ``SandboxTerminatedError``."""
+
     @functools.wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return await function(*args, **kwargs)
+        # Modal cancels our calls when it reclaims a sandbox. CancelledError is not an Exception: it
+        # would end the whole training step.
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise  # the caller itself was cancelled
-            name = getattr(function, "__name__", "call")
-            raise SandboxTerminatedError(f"Modal cancelled {name} of its sandbox") from None
+            raise SandboxTerminatedError("Modal cancelled a call of its sandbox") from None
+        except Exception as error:
+            if _is_gone(error):
+                raise SandboxTerminatedError(f"sandbox: {error}") from error
+            raise
 
     return call
 
@@ -74,14 +77,11 @@ class ModalSandbox:
         sandbox: Any,
         max_stream_output_bytes: int = 128 * 1024,
     ) -> None:
-        self._timeout = timeout
-        self._image = image
-        self._app = app
         self._sandbox = sandbox
         self._output_bytes = max_stream_output_bytes
 
     @classmethod
-    @_cancellation_as_terminated
+    @_ends_with_sandbox
     async def create(
         cls,
         app_name: str = "tinker-cookbook-runner",
@@ -111,51 +111,40 @@ class ModalSandbox:
         """Modal's id of this sandbox."""
         return self._sandbox.object_id
 
-    @_cancellation_as_terminated
+    @_ends_with_sandbox
     async def send_heartbeat(self, timeout: int = 30) -> None:
         """Checks that the sandbox exists.
 
         Raises:
             SandboxTerminatedError: The sandbox no longer exists.
         """
-        with self._errors():
-            await asyncio.wait_for(self._sandbox.exec.aio("true"), timeout)
-
-    @contextlib.contextmanager
-    def _errors(self) -> Any:
-        try:
-            yield
-        except Exception as error:
-            if _is_gone(error):
-                raise SandboxTerminatedError(f"sandbox {self.sandbox_id}: {error}") from error
-            raise
+        await asyncio.wait_for(self._sandbox.exec.aio("true"), timeout)
 
     async def _run(
         self, script: str, workdir: str | None, timeout: int, limit: int, stdin: bytes | None = None
     ) -> SandboxResult:
         try:
-            with self._errors():
-                process = await self._sandbox.exec.aio(
-                    "bash", "-lc", script, timeout=timeout, workdir=workdir
-                )
-                for start in range(0, len(stdin or b""), _PIECE):
-                    process.stdin.write((stdin or b"")[start : start + _PIECE])
+            process = await self._sandbox.exec.aio(
+                "bash", "-lc", script, timeout=timeout, workdir=workdir
+            )
+            if stdin is not None:
+                for start in range(0, len(stdin), _PIECE):
+                    process.stdin.write(stdin[start : start + _PIECE])
                     await process.stdin.drain.aio()
-                if stdin is not None:
-                    process.stdin.write_eof()
-                    await process.stdin.drain.aio()
-                stdout, stderr, code = await asyncio.gather(
-                    _first_bytes(process.stdout, limit),
-                    _first_bytes(process.stderr, limit),
-                    process.wait.aio(),
-                )
-        except SandboxTerminatedError:
-            raise
+                process.stdin.write_eof()
+                await process.stdin.drain.aio()
+            stdout, stderr, code = await asyncio.gather(
+                _first_bytes(process.stdout, limit),
+                _first_bytes(process.stderr, limit),
+                process.wait.aio(),
+            )
         except Exception as error:
+            if _is_gone(error):
+                raise
             return SandboxResult(stdout="", stderr=f"{type(error).__name__}: {error}", exit_code=-1)
         return SandboxResult(stdout=stdout, stderr=stderr, exit_code=code)
 
-    @_cancellation_as_terminated
+    @_ends_with_sandbox
     async def run_command(
         self,
         command: str,
@@ -167,7 +156,7 @@ class ModalSandbox:
         limit = self._output_bytes if max_output_bytes is None else max_output_bytes
         return await self._run(command, workdir, timeout, limit)
 
-    @_cancellation_as_terminated
+    @_ends_with_sandbox
     async def read_file(
         self, path: str, max_bytes: int | None = None, timeout: int = 60
     ) -> SandboxResult:
@@ -176,7 +165,7 @@ class ModalSandbox:
         script = f"cat {target}" if max_bytes is None else f"head -c {max_bytes} {target}"
         return await self._run(script, None, timeout, max_bytes or self._output_bytes)
 
-    @_cancellation_as_terminated
+    @_ends_with_sandbox
     async def write_file(
         self, path: str, content: str | bytes = "", executable: bool = False, timeout: int = 60
     ) -> SandboxResult:
@@ -187,7 +176,7 @@ class ModalSandbox:
         script += f" && chmod +x {target}" if executable else ""
         return await self._run(script, None, timeout, self._output_bytes, data)
 
-    @_cancellation_as_terminated
+    @_ends_with_sandbox
     async def cleanup(self) -> None:
         """Ends the sandbox and waits until it is gone."""
         await self._sandbox.terminate.aio()

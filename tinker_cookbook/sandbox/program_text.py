@@ -79,19 +79,15 @@ def _block(opening: re.Match[str], lines: list[str], closed: bool) -> CodeBlock:
     first = next((line for line in lines if line.strip()), "")
     indent = first[: len(first) - len(first.lstrip())]
     code = "".join(line.removeprefix(indent) for line in lines)
-    return CodeBlock(_tag(opening), code, closed)
-
-
-def _tag(opening: re.Match[str]) -> str:
     word = re.search(r"[\w+#.-]+", opening["info"])
-    return word[0].lower().lstrip(".") if word else ""
+    return CodeBlock(word[0].lower().lstrip(".") if word else "", code, closed)
 
 
 def _in_docstring(opening: re.Match[str], lines: list[str]) -> bool:
     """Whether a fence is part of a string of the program."""
     code = "".join(lines)
     odd = code.count('"""') % 2 or code.count("'''") % 2
-    return bool(odd) and _PYTHON.fullmatch(_tag(opening)) is not None
+    return bool(odd) and _block(opening, lines, closed=False).is_python
 
 
 def extract_program(answer: str, names: Sequence[str] = ()) -> str | None:
