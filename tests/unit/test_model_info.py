@@ -27,28 +27,20 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
     [
         ("meta-llama/Llama-3.2-1B", ("meta-llama", "3.2", "1B", False, "role_colon")),
         ("meta-llama/Llama-3.1-8B-Instruct", ("meta-llama", "3.1", "8B", True, "llama3")),
-        ("meta-llama/Llama-3.3-70B-Instruct", ("meta-llama", "3.3", "70B", True, "llama3")),
         ("Qwen/Qwen3-8B", ("Qwen", "3", "8B", True, "qwen3")),
         ("Qwen/Qwen3-8B-Base", ("Qwen", "3", "8B", False, "role_colon")),
-        ("Qwen/Qwen3-30B-A3B", ("Qwen", "3", "30B-A3B", True, "qwen3")),
-        ("Qwen/Qwen3-30B-A3B-Base", ("Qwen", "3", "30B-A3B", False, "role_colon")),
         ("Qwen/Qwen3-4B-Instruct-2507", ("Qwen", "3", "4B", True, "qwen3_instruct")),
-        ("Qwen/Qwen3-235B-A22B-Instruct-2507", ("Qwen", "3", "235B-A22B", True, "qwen3_instruct")),
         ("Qwen/Qwen3-VL-30B-A3B-Instruct", ("Qwen", "3", "30B-A3B", True, "qwen3_vl_instruct")),
         ("Qwen/Qwen3.5-9B-Base", ("Qwen", "3.5", "9B", False, "role_colon")),
         ("Qwen/Qwen3.5-4B", ("Qwen", "3.5", "4B", True, "qwen3_5")),
         ("Qwen/Qwen3.6-35B-A3B", ("Qwen", "3.6", "35B-A3B", True, "qwen3_5")),
         ("Qwen/Qwen3.8-27B", ("Qwen", "3.8", "27B", True, "qwen3_8_xhigh_reasoning")),
         ("Qwen/Qwen3-4B-Thinking-2507", ("Qwen", "3", "4B", True, "template")),
-        ("Qwen/Qwen3-Next-80B-A3B-Thinking", ("Qwen", "3", "80B-A3B", True, "template")),
         ("Qwen/Qwen2.5-Math-7B-Instruct", ("Qwen", "2.5", "7B", True, "template")),
-        ("Qwen/Qwen2.5-Coder-7B-Instruct", ("Qwen", "2.5", "7B", True, "qwen2_5")),
         ("Qwen/Qwen2.5-0.5B-Instruct", ("Qwen", "2.5", "0.5B", True, "qwen2_5")),
         ("deepseek-ai/DeepSeek-V3.1", ("deepseek-ai", "3", "671B-A37B", True, "deepseekv3")),
-        ("deepseek-ai/DeepSeek-V3.1-Base", ("deepseek-ai", "3", "671B-A37B", False, "role_colon")),
         ("openai/gpt-oss-20b", ("openai", "1", "21B-A3.6B", True, "gpt_oss_no_sysprompt")),
         ("moonshotai/Kimi-K2-Thinking", ("moonshotai", "K2", "1T-A32B", True, "kimi_k2")),
-        ("moonshotai/Kimi-K2.6", ("moonshotai", "K2.6", "1T-A32B", True, "kimi_k26")),
         ("zai-org/GLM-5.3", ("zai-org", "5.3", "744B-A40B", True, "glm5_3_max_reasoning")),
         (
             "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
@@ -60,7 +52,6 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
         ("deepseek-ai/DeepSeek-V3.2-Exp", ("deepseek-ai", "3.2", "", True, "deepseekv3")),
         ("moonshotai/Kimi-K2-Instruct", ("moonshotai", "K2", "1T-A32B", True, "kimi_k2_instruct")),
         ("google/gemma-3-1b-it", ("google", "3", "1B", True, "gemma3")),
-        ("google/gemma-3-1b-pt", ("google", "3", "1B", False, "role_colon")),
         *[
             (f"mistralai/{name}", ("mistralai", "", size, True, renderer))
             for name, size, renderer in [
@@ -92,26 +83,7 @@ def test_known_models(name: str, expected: tuple, caplog: pytest.LogCaptureFixtu
     assert not caplog.records
 
 
-# Models that the public service and its cookbook name, and others of the table.
-NAMED = """
-meta-llama/Llama-3.1-8B meta-llama/Llama-3.1-8B-Instruct meta-llama/Llama-3.1-70B
-meta-llama/Llama-3.2-1B meta-llama/Llama-3.2-3B meta-llama/Llama-3.3-70B-Instruct
-Qwen/Qwen3-0.6B Qwen/Qwen3-4B-Instruct-2507 Qwen/Qwen3-8B Qwen/Qwen3-8B-Base Qwen/Qwen3-32B
-Qwen/Qwen3-14B-FP8 Qwen/Qwen3-30B-A3B Qwen/Qwen3-30B-A3B-Base Qwen/Qwen3-30B-A3B-Instruct-2507
-Qwen/Qwen3-235B-A22B-Instruct-2507 Qwen/Qwen3-VL-30B-A3B-Instruct
-Qwen/Qwen3-VL-235B-A22B-Instruct Qwen/Qwen3-Coder-30B-A3B-Instruct Qwen/Qwen3.5-0.8B
-Qwen/Qwen3.5-4B Qwen/Qwen3.5-9B Qwen/Qwen3.5-9B-Base Qwen/Qwen3.5-35B-A3B Qwen/Qwen3.5-397B-A17B
-Qwen/Qwen3.6-27B Qwen/Qwen3.6-35B-A3B Qwen/Qwen3.8-27B deepseek-ai/DeepSeek-V3
-deepseek-ai/DeepSeek-V3.1 deepseek-ai/DeepSeek-V3.1-Base deepseek-ai/DeepSeek-V3.2
-deepseek-ai/DeepSeek-V4.1 openai/gpt-oss-20b openai/gpt-oss-120b moonshotai/Kimi-K2-Thinking
-moonshotai/Kimi-K2.5 moonshotai/Kimi-K2.6 moonshotai/Kimi-K3.1-Pro zai-org/GLM-4.6 zai-org/GLM-5.3
-nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16
-nvidia/NVIDIA-Nemotron-3-Ultra-500B-A50B-BF16 thinkingmachines/Inkling
-thinkingmachines/Inkling-Small google/gemma-3-4b-it mistralai/Mistral-7B-Instruct-v0.3
-"""
-
-
-@pytest.mark.parametrize("name", sorted({*NAMED.split(), *LINEUP}))
+@pytest.mark.parametrize("name", sorted(LINEUP))
 def test_every_recommended_renderer_exists(name: str):
     for renderer in get_recommended_renderer_names(name):
         if renderer not in UNAVAILABLE:

@@ -18,15 +18,13 @@ import chz
 
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.backends.sampler_options import SamplerOptions
-from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import config_class_of, parse_arguments
-from tinker_cookbook.utils.command_line.programs import find_programs, module_of
+from tinker_cookbook.utils.command_line.programs import module_of
 
 _SET_BY_SWEEP = ("log_path", "backend", "behavior_if_log_dir_exists", "base_url")
-
-
 _SERVER_KEYS = ("device", "dtype", "base_dtype", *chz.chz_fields(SamplerOptions))
 """Keys of the server that the sweep starts."""
 
@@ -193,14 +191,9 @@ def _check_server(keys: SweepKeys, given: Mapping[str, str]) -> None:
     if keys.server is None:
         check_backend("local", None, keys.device, keys.dtype)
         return
-    if not keys.server.startswith(("http://", "https://")):
+    if given:
         raise ConfigurationError(
-            f"server: got {keys.server!r}, expected a URL that starts with http:// or https://; "
-            "leave it out to start a server"
-        )
-    for key, value in given.items():
-        raise ConfigurationError(
-            f"{key}={value}: the server at {keys.server} has its own setting; leave {key} out"
+            f"{', '.join(given)}: the server at {keys.server} has its own settings; leave it out"
         )
     if not os.environ.get("TINKER_API_KEY"):
         raise ConfigurationError(
@@ -210,29 +203,19 @@ def _check_server(keys: SweepKeys, given: Mapping[str, str]) -> None:
 
 
 def _module(recipe: str) -> str:
-    """Returns the module of a recipe, which may be named as for the console command."""
-    with contextlib.suppress(ModuleNotFoundError):
-        if importlib.util.find_spec(recipe) is not None:
-            return recipe
-    with contextlib.suppress(ConfigurationError):
+    """Returns the module of a recipe: a program of this package, or a module of the user."""
+    try:
         return module_of(recipe)
-    return recipe
+    except ConfigurationError:
+        with contextlib.suppress(ModuleNotFoundError):
+            if importlib.util.find_spec(recipe) is not None:
+                return recipe
+        raise
 
 
 def _config_class(recipe: str) -> type[Any]:
     """Returns the type of the one parameter of the recipe's ``main``, with the keys of a run."""
-    try:
-        module = importlib.import_module(recipe)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{recipe}.".startswith(f"{error.name}."):
-            raise  # the recipe exists, but a package that it imports does not
-        known = [program.name for program in find_programs(recipe.partition(".")[0])]
-        raise ConfigurationError(
-            f"recipe: got {recipe!r}, but there is no module {error.name}"
-            f"{nearest_sentence(recipe, known)} Expected a module that `python -m` finds, such as "
-            "recipes.sl_loop; start the sweep in the folder where you start the recipe"
-        ) from error
-    config_class = config_class_of(getattr(module, "main", None))
+    config_class = config_class_of(getattr(importlib.import_module(recipe), "main", None))
     if config_class is None:
         raise ConfigurationError(
             f"recipe: got {recipe!r}, which has no main(config); expected a module such as "

@@ -70,26 +70,23 @@ def collect(runs: Sequence[SweepRun], metric: str | None) -> list[dict[str, Any]
     ``state`` and ``log_path``.
 
     Raises:
-        ConfigurationError: Runs have finished, but none has logged the metric.
+        ConfigurationError: All runs have finished, but none has logged the metric.
     """
     for run in runs:
         run.read_metrics()
-    if metric is None:
-        metric = next((m for m in METRICS if any(m in run.metrics for run in runs)), None)
-    # A failed or running run may still log the metric, so only a whole sweep can lack it.
-    finished = [run for run in runs if run.state == "done"]
-    if len(finished) == len(runs) and not any(metric in run.metrics for run in finished):
-        known = sorted({name for run in finished for name in run.metrics})
+    known = {name for run in runs for name in run.metrics}
+    metric = metric or next((name for name in METRICS if name in known), "")
+    if metric not in known and all(run.state == "done" for run in runs):
         raise ConfigurationError(
-            f"metric: got {metric or 'none'}, which no run logs"
-            f"{nearest_sentence(metric or '', known)} Expected one of: {', '.join(known) or 'none'}"
-            ". The runs are done: the same command with metric=NAME prints the table"
+            f"metric: got {metric or 'none'}, which no run logs{nearest_sentence(metric, known)} "
+            f"Expected one of: {', '.join(sorted(known)) or 'none'}. The runs are done: the same "
+            "command with metric=NAME prints the table"
         )
     return [
         {
             "run": run.point.name,
-            "metric": metric,
-            "value": run.metrics.get(metric or ""),
+            "metric": metric or None,
+            "value": run.metrics.get(metric),
             "step": run.step,
             "seconds": round(run.elapsed, 1),
             "state": run.state,

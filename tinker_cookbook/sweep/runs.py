@@ -17,7 +17,7 @@ import httpx
 
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
-from tinker_cookbook.run.jsonl import NONFINITE_KEY
+from tinker_cookbook.run.jsonl import NONFINITE_KEY, read_rows
 from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.sweep.arguments import Point, Sweep
 from tinker_cookbook.sweep.child import end_children, start_child
@@ -50,7 +50,7 @@ class SweepRun:
     """Last value of each metric."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _read: tuple[int, int] = (0, 0)
-    """Inode of ``metrics.jsonl``, and how many of its bytes have been read."""
+    """Time and size of ``metrics.jsonl`` when it was read."""
 
     def __post_init__(self) -> None:
         name = self.log_path.name
@@ -82,17 +82,14 @@ class SweepRun:
         for key in {**given, **expected}:
             if given.get(key) != expected.get(key):
                 raise ConfigurationError(
-                    f"{key}: got {given.get(key, 'none')}, expected {expected.get(key, 'none')}, "
-                    f"the value of the earlier run in {self.log_path}; give this sweep another "
-                    f"log_dir, or delete that folder and {self._record}"
+                    f"{key}: got {given.get(key)}, expected {expected.get(key)}, the value of the "
+                    f"earlier run in {self.log_path}; give this sweep another log_dir, or delete "
+                    f"that folder and {self._record}"
                 )
         # Its process ended with status 0. A recipe need not save a final checkpoint.
         if record["done"]:
             self.state = "done"
         self.seconds = record["seconds"]
-        # An attempt that was killed ran until its last row.
-        if record["started"] is not None and self._rows.exists():
-            self.seconds += max(0.0, self._rows.stat().st_mtime - record["started"])
 
     def start(self, server: Server) -> None:
         """Starts the process, which resumes if there is a checkpoint."""
@@ -100,7 +97,7 @@ class SweepRun:
         words += [f"log_path={self.log_path}", f"backend={server.url}"]
         # Also for a run without a folder yet: then it starts from the beginning.
         words += ["behavior_if_log_dir_exists=resume"]
-        # Saved before the start, so that the record of a killed sweep shows the attempt.
+        # Saved before the start, so that a killed sweep has the settings of the attempt.
         self.state = "resumed" if self._rows.exists() else "running"
         self.started = time.time()
         self._save()
@@ -121,23 +118,18 @@ class SweepRun:
     def _save(self) -> None:
         self._record.parent.mkdir(parents=True, exist_ok=True)
         record = {"recipe": self.recipe, "settings": self.settings, "done": self.state == "done"}
-        record |= {"seconds": self.seconds, "started": self.started}
+        record |= {"seconds": self.seconds}
         # A sweep killed during the write leaves the old record or the new one.
         write_atomically(self._record, json.dumps(record, indent=2).encode())
 
     def read_metrics(self) -> None:
-        """Reads the rows that ``metrics.jsonl`` got since the last call."""
-        with contextlib.suppress(FileNotFoundError, ValueError), self._rows.open("rb") as file:
-            status, (inode, position) = os.fstat(file.fileno()), self._read
-            # A resumed run drops the rows after its checkpoint: it writes the file again.
-            if inode != status.st_ino or position > status.st_size:
-                self.metrics, position = {}, 0
-            file.seek(position)
-            content = file.read()
-            # The run may be writing the last line.
-            complete = content[: content.rfind(b"\n") + 1]
-            self._read = status.st_ino, position + len(complete)
-            for row in map(json.loads, complete.splitlines()):
+        """Reads ``metrics.jsonl`` again, if it has changed since the last call."""
+        with contextlib.suppress(FileNotFoundError):
+            status = self._rows.stat()
+            if self._read == (stamp := (status.st_mtime_ns, status.st_size)):
+                return
+            self._read, self.metrics = stamp, {}
+            for row in read_rows(self._rows):
                 self.metrics |= {k: v for k, v in row.items() if type(v) in (int, float)}
                 # JSON has no NaN and infinity, so rows have them as texts.
                 self.metrics |= {k: float(v) for k, v in row.get(NONFINITE_KEY, {}).items()}

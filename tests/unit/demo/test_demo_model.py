@@ -39,20 +39,6 @@ def test_ids_are_those_of_the_vocabulary_in_the_gguf_file(demo_model: str, token
     assert ours.convert_tokens_to_ids(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]) == [0, 1, 2]
 
 
-def test_the_chat_template_is_there(demo_model: str):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(demo_model)
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
-    )
-    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    assert text == (
-        f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-
-
 def test_it_answers_a_question(demo_model: str):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

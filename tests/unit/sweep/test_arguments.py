@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
@@ -53,9 +55,8 @@ def test_models_and_the_keys_that_go_to_the_server(tmp_path):
         (["device=cpu", "device=cuda", "log_dir=x"], "device: got it twice"),
         (["jobs=0", "log_dir=x"], "jobs: got 0, expected at least 1"),
         (["jobs=1,2", "log_dir=x"], "jobs: got '1,2', expected a whole number"),
-        (["server=localhost", "log_dir=x"], "server: got 'localhost', expected a URL"),
         (["server=http://h", "log_dir=x"], "TINKER_API_KEY: got none"),
-        (["server=http://h", "dtype=float32", "log_dir=x"], "dtype=float32: the server"),
+        (["server=http://h", "dtype=float32", "log_dir=x"], "dtype: the server"),
         (["log_dir=s3://bucket/x"], "log_dir=s3://bucket/x is a s3 address"),
         (["other", "log_dir=x"], "expected one recipe first"),
     ],
@@ -68,8 +69,8 @@ def test_invalid_settings_are_refused(words, message):
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ("recipes.sl_lop", "did you mean 'recipes.sl_loop'"),
-        ("nowhere.at_all", "there is no module nowhere"),
+        ("recipes.sl_lop", "did you mean 'sl_loop'"),
+        ("nowhere.at_all", "is no program"),
         ("recipes.start", "has no main"),
         ("recipes.prompt_distillation.create_data", "has no key"),
     ],
@@ -85,12 +86,7 @@ def test_names_are_safe_and_apart():
     assert first != second
     assert first.startswith("model_name=x-")
     for value in ("a b", "../..", "ü", "x" * 500, "a\nb"):
-        name = run_name({"key": value})
-        assert len(name) <= 130
-        assert "/" not in name
-        assert " " not in name
-        assert name.isascii()
-        assert name.isprintable()
+        assert re.fullmatch(r"[\w.=,-]{1,130}", run_name({"key": value}), re.ASCII)
     # A grid that grows finds its runs again: a name depends on its own point alone.
     few, more = make_points({"key": ["a/b", "c"]}), make_points({"key": ["d", "c", "a/b"]})
     assert {point.name for point in few} < {point.name for point in more}
