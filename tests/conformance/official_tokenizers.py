@@ -21,11 +21,7 @@ _FAMILIES = (
     ("Qwen/Qwen3.5", "qwen3", "templates_only/Qwen3.5-4B.jinja"),
     ("Qwen/Qwen3-VL", "qwen3", "qwen3/chat_template.qwen3_vl.jinja"),
     ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3", _2507),
-    (
-        "Qwen/Qwen3-235B-A22B-Instruct-2507",
-        "qwen3",
-        "qwen3/chat_template.qwen3_instruct_2507.jinja",
-    ),
+    ("Qwen/Qwen3-235B-A22B-Instruct-2507", "qwen3", _2507),
     ("Qwen/Qwen3-4B-Instruct-2507", "qwen3", _2507),
     ("Qwen/Qwen3", "qwen3", None),
     ("Qwen/Qwen2.5", "qwen2_5", None),
@@ -34,11 +30,7 @@ _FAMILIES = (
     ("deepseek-ai/DeepSeek-V3.1", "deepseek_v3_1", None),
     ("deepseek-ai/DeepSeek-V3", "deepseek_v3", None),
     ("openai/gpt-oss", "gptoss", None),
-    (
-        "nvidia/NVIDIA-Nemotron-3",
-        "qwen3",
-        "templates_only/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.jinja",
-    ),
+    ("nvidia/NVIDIA-Nemotron-3", "qwen3", _NEMOTRON),
 )
 NAMES = [
     "Qwen/Qwen3-8B",

@@ -209,21 +209,3 @@ def test_inkling_answers_one_question_at_several_efforts(monkeypatch, capsys):
     assert printed.count("\n42\n") == 3
     with pytest.raises(ConfigurationError, match="efforts: got none"):
         sample_reasoning.cli_main(sample_reasoning.Config(prompt="6 * 7?", efforts=[]))
-
-
-def test_a_local_folder_is_asked_for_a_call(
-    stories_model, tokenizer_folder, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(test_tool_calling_e2e, "_MAX_TOKENS", 16)
-    for file in os.listdir(stories_model):
-        (tmp_path / file).symlink_to(os.path.join(stories_model, file))
-    config = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 2048}
-    (tmp_path / "config.json").unlink()
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    template = os.path.join(tokenizer_folder("qwen3"), "chat_template.jinja")
-    (tmp_path / "chat_template.jinja").symlink_to(template)
-    with pytest.raises(SystemExit, match="1"):
-        asyncio.run(test_tool_calling_e2e.main(["--model", str(tmp_path), "--backend", "local"]))
-    printed = capsys.readouterr().out
-    assert f"FAILED: {tmp_path}\n  content: " in printed
-    assert "0 of 1 passed" in printed

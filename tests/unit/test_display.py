@@ -97,7 +97,7 @@ def run_progress(console: Console, seconds: float, steps: int, **options) -> Non
     with TrainingProgress(steps, console=console, clock=clock, **options) as progress:
         for step in range(1, steps + 1):
             clock.now += seconds
-            progress.update(step, loss=1 / step, tokens=500)
+            progress.show(step, loss=1 / step, tokens=500)
 
 
 def test_without_a_terminal_lines_are_plain_and_rate_limited():

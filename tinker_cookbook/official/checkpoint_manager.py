@@ -10,9 +10,13 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from tinker_cookbook.backends.protocols import Future, ServiceClient, TrainingClient
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.official.steps import run_async, run_blocking
-from tinker_cookbook.run.checkpoints import CheckpointKind, paths_of, submit_checkpoint
+from tinker_cookbook.run.checkpoints import (
+    CheckpointKind,
+    SavePolicy,
+    paths_of,
+    submit_checkpoint,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -56,16 +60,11 @@ class CheckpointManager:
         store: Any = None,
         async_periodic_saves: bool = False,
     ) -> None:
+        SavePolicy(save_every, save_every_tokens, save_every_seconds)  # raises for those below 0
         self._training_client, self._service_client = training_client, service_client
         self._log_path = log_path
         self._save_every, self._rolling_save_every = save_every, rolling_save_every
-        self._save_every_tokens = save_every_tokens
-        self._save_every_seconds = save_every_seconds
-        for name in ("_save_every", "_save_every_tokens", "_save_every_seconds"):
-            if getattr(self, name) < 0:
-                raise ConfigurationError(
-                    f"{name[1:]}: got {getattr(self, name)}, expected 0 (off) or more"
-                )
+        self._save_every_tokens, self._save_every_seconds = save_every_tokens, save_every_seconds
         self._ttl_seconds, self._rolling_ttl_seconds = ttl_seconds, rolling_ttl_seconds
         self._store = store
         self._async_periodic_saves = async_periodic_saves

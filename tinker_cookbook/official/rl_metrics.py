@@ -79,17 +79,14 @@ def compute_sampling_client_metrics(
     ``sampling_client/step`` is the number of updates in the weights that sampled a group,
     ``time/sampling_time`` the seconds of its rollout.
     """
-    groups = wrapped_trajectory_groups
-    if not groups:
+    if not (groups := wrapped_trajectory_groups):
         return {}
     seconds = [group.metrics["time/trajectory_group_worker_loop/total"] for group in groups]
-    values = {
-        "sampling_client/step": [group.sampling_client_step for group in groups],
-        "time/sampling_time": seconds,
-    }
-    reductions = {"max": max, "min": min, "mean": lambda numbers: sum(numbers) / len(numbers)}
-    return {
-        f"{name}_{suffix}": reduce(v)
-        for name, v in values.items()
-        for suffix, reduce in reductions.items()
-    }
+    metrics: dict[str, float] = {}
+    for name, values in (
+        ("sampling_client/step", [group.sampling_client_step for group in groups]),
+        ("time/sampling_time", seconds),
+    ):
+        metrics |= {f"{name}_max": max(values), f"{name}_min": min(values)}
+        metrics[f"{name}_mean"] = sum(values) / len(values)
+    return metrics

@@ -324,9 +324,9 @@ async def do_train_step_and_get_sampling_client(
     data_D, metrics, usage = await prepare_minibatch(
         env_group_builders_P, trajectory_groups_P, tokenizer, *penalty
     )
-    clients = training_client, checkpoint_mgr
+    counts = usage, cost_tracker, sampling_client_reuse
     client, trained = await train_on_data(
-        config, i_batch, *clients, data_D, usage, cost_tracker, sampling_client_reuse
+        config, i_batch, training_client, checkpoint_mgr, data_D, *counts
     )
     return client, metrics | trained
 
@@ -348,25 +348,11 @@ async def train_on_data(
     logprobs_D = await train_step(
         data_D, training_client, config.rate, config.num_substeps, *loss, metrics
     )
-    clients = training_client, checkpoint_mgr
-    client, after = await _finish_step(config, i_batch, *clients, data_D, logprobs_D, *counts)
-    return client, metrics | after
-
-
-async def _finish_step(
-    config: Config,
-    i_batch: int,
-    training_client: TrainingClient,
-    checkpoint_mgr: CheckpointManager,
-    data_D: list[tinker.Datum],
-    logprobs_D: list[torch.Tensor],
-    *counts: Any,
-) -> tuple[SamplingClient, dict[str, Any]]:
-    """Returns a client of the weights after batch ``i_batch``, and the metrics of the batch."""
     settings = config.compute_post_kl, config.records_stability_info()
-    return await compute_full_batch_metrics_and_get_sampling_client(
+    client, after = await compute_full_batch_metrics_and_get_sampling_client(
         training_client, checkpoint_mgr, i_batch + 1, data_D, logprobs_D, *settings, *counts
     )
+    return client, metrics | after
 
 
 @scope
@@ -418,8 +404,9 @@ async def do_train_step_streaming_and_get_sampling_client(
     logprobs_D = [each.to_torch() for done in passes for each in logprobs_of(await done)]
     for step in optim_steps:
         metrics.update(_optim_metrics(await step))
-    client, after = await _finish_step(
-        config, i_batch, training_client, checkpoint_mgr, data_D, logprobs_D, usage, cost_tracker
+    settings = config.compute_post_kl, config.records_stability_info(), usage, cost_tracker
+    client, after = await compute_full_batch_metrics_and_get_sampling_client(
+        training_client, checkpoint_mgr, i_batch + 1, data_D, logprobs_D, *settings
     )
     # The metrics of a minibatch cover only its groups, so the metrics of the batch replace them.
     tags_G = [one.env_group_builder.logging_tags() for one in groups]

@@ -455,7 +455,7 @@ class _Loop:
             }
             shown = float(metrics[self._objective.shown])
             await self._print_estimate(done.step + 1, seconds, done.batch.num_tokens)
-        self._progress.update(done.step + 1, shown, done.batch.num_tokens)
+        self._progress.show(done.step + 1, shown, done.batch.num_tokens)
         # Counters are saved with the checkpoint and restored by a resumed run.
         counters = {"cumulative_tokens": done.tokens}
         if done.skipped:

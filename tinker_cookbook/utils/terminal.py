@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import groupby
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.cells import cell_len
@@ -166,12 +165,11 @@ class ProgressDisplay:
         if in_notebook():
             self._update_cell(f"{status}  {details}".rstrip())
             return
-        now = self.clock()
+        now, line = self.clock(), f"{status}  {details}".rstrip()
         # A file with a line for each of many short steps would be hard to read.
         waited = self._printed_at is None or now - self._printed_at >= self._interval
         if waited or step >= self.total_steps:
             self._printed_at = now
-            line = "  ".join(part for part in (status, details) if part)
             self.console.print(f"{self._description}: {line}", markup=False, soft_wrap=True)
 
     def _update_cell(self, line: str) -> None:
@@ -209,60 +207,28 @@ class ProgressDisplay:
         return [Text(line)] if line else []
 
 
-class TrainingProgress:
-    """Shows step, loss, tokens/s and the time left.
-
-    Args:
-        total_steps: Updates of the whole run.
-        initial_step: Updates done before (on resume).
-        description: What is running.
-        console: By default the shared one on standard output.
-        min_interval_s: As for :class:`ProgressDisplay`.
-        clock: Seconds, monotonic.
-    """
-
-    def __init__(
-        self,
-        total_steps: int,
-        initial_step: int = 0,
-        description: str = "training",
-        console: Console | None = None,
-        min_interval_s: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.total_steps = total_steps
-        self._initial = initial_step
-        self._clock = clock
-        self._display = ProgressDisplay(
-            total_steps, initial_step, description, console, min_interval_s, clock
-        )
-        self._pace = Pace(clock(), initial_step)
+class TrainingProgress(ProgressDisplay):
+    """Shows step, loss, tokens/s and the time left; a context manager."""
 
     def __enter__(self) -> Self:
         self.restart()
-        self._display.start()
+        self.start()
         return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
 
     def restart(self) -> None:
         """Measures the speed from now on, after an evaluation before the first step."""
-        self._pace = Pace(self._clock(), self._initial)
+        self._pace = Pace(self.clock(), self._step)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._display.stop()
-
-    def update(self, step: int, loss: float | None = None, tokens: int = 0) -> None:
+    def show(self, step: int, loss: float | None = None, tokens: int = 0) -> None:
         """Shows that ``step`` updates are done, with the loss and the tokens of the last one."""
-        self._pace.update(self._clock(), step, tokens)
+        self._pace.update(self.clock(), step, tokens)
         parts = [f"step {step}/{self.total_steps}"]
         if loss is not None:
             parts.append(f"loss {loss:.4f}")
-        parts += self._pace.describe(self.total_steps)
-        self._display.update(step, "  ".join(parts))
+        self.update(step, "  ".join([*parts, *self._pace.describe(self.total_steps)]))
 
 
 # Green for trained tokens, yellow for context, red for negative weights.

@@ -61,11 +61,6 @@ def test_plain_fields_stand_at_their_own_place():
 @pytest.mark.parametrize(
     "odd",
     [
-        "config_samples:double",  # a string stays a string, whatever it looks like
-        (1, (2, [3, (4,)])),
-        {1: "one", (2, 3): Shape.ALL},
-        {"_type": "no class", "_kinds": {}},
-        {"a/b": (1,), "a": {"b": [1]}, "~": Path("x")},
         {1, 2, 3},
         frozenset({"x"}),
         math.inf,

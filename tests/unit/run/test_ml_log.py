@@ -201,18 +201,6 @@ def test_wandb_offline_run_is_resumed_under_its_id(tmp_path, monkeypatch):
     assert len(files) == 2
 
 
-def test_importing_the_utilities_loads_nothing_heavy():
-    program = (
-        "import sys\n"
-        "import tinker_cookbook.run.ml_log, tinker_cookbook.display, tinker_cookbook.completers\n"
-        "import tinker_cookbook.checkpoint_utils, tinker_cookbook.cli_utils\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'tinker', 'peft', 'wandb', 'numpy'}\n"
-        "print(sorted(heavy & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stdout + done.stderr
-
-
 def test_neptune_and_trackio_get_what_their_clients_take(monkeypatch):
     for module, logger in (("neptune_scale", NeptuneLogger), ("trackio", TrackioLogger)):
         monkeypatch.setitem(sys.modules, module, None)

@@ -41,19 +41,3 @@ def test_a_run_is_written_and_read(tmp_path):
         store.delete_run(run_id)
     assert store.list_runs() == []
     assert [p.name for p in (tmp_path / "runs").rglob("*.*") if p.is_file()] == ["note.txt"]
-
-
-def test_a_run_is_continued_under_its_id(tmp_path):
-    store = EvalStore(tmp_path, prefix="evals")
-    for names in (["gsm8k"], ["math500"], ["gsm8k"]):
-        assert store.create_run("model", names, run_id="mine") == "mine"
-    (metadata,) = store.list_runs()
-    assert metadata.benchmarks == ["gsm8k", "math500"]
-    assert len((tmp_path / "evals" / "runs.jsonl").read_text().splitlines()) == 1
-    # Most recent first, whatever the names are.
-    for name, year in (("a", "2001"), ("z", "2000"), ("new", "2100")):
-        store.create_run("model", [], checkpoint_name="step/9", run_id=name)
-        file = tmp_path / "evals" / "runs" / name / "metadata.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "timestamp": year}))
-    assert [run.run_id for run in store.list_runs()] == ["new", "mine", "a", "z"]
-    assert store.create_run("model", [], checkpoint_name="step/9").startswith("step_9-")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-from pathlib import Path
 
 import fsspec
 import pytest
@@ -22,7 +21,6 @@ from tinker_cookbook.stores import (
     Storage,
     TrainingRunStore,
     storage_from_uri,
-    storage_join,
 )
 
 
@@ -79,18 +77,6 @@ def test_operations_on_files_are_those_of_the_file_system(storage):
             call("../../other")
 
 
-def test_addresses():
-    assert LocalStorage("/tmp").url("a b.txt") == Path("/tmp/a b.txt").resolve().as_uri()
-    assert storage_from_uri("memory://x/y").url("z") == "memory:///x/y/z"
-    assert [
-        storage_join(*parts) for parts in (("", "a/", "/b"), ("a/b", "../c", "."), ("", ""))
-    ] == [
-        "a/b",
-        "a/c",
-        "",
-    ]
-
-
 def test_what_a_run_writes_is_read_while_it_runs(tmp_path):
     store = TrainingRunStore(LocalStorage(tmp_path))
     assert (store.read_config(), store.read_metrics(), store.read_rollouts(0)) == (None, [], [])
@@ -117,28 +103,6 @@ def test_what_a_run_writes_is_read_while_it_runs(tmp_path):
         file.write(b'{"name": "0000')
     (record,) = store.read_checkpoint_records()
     assert (record.name, record.batch, record.extra) == ("000003", 3, {"mine": 1})
-
-
-def test_files_of_iterations(storage):
-    store = pickle.loads(pickle.dumps(TrainingRunStore(storage, "run")))
-    rows = [{"group_idx": 1, "traj_idx": i, "reward": i / 2} for i in range(2)]
-    for base_name in ("train", "eval_math"):
-        store.write_rollouts(12, rows, base_name)
-    store.write_logtree(12, {"title": "a page"})
-    store.write_timing_spans(12, [{"name": "sample", "duration": 1.0}])
-    assert store.read_rollouts(12, "eval_math") == rows
-    assert store.read_single_rollout(12, 1, 1) == rows[1]
-    assert store.read_single_rollout(12, 0, 1) is None
-    assert store.list_logtrees(12) == ["train"]
-    assert store.read_logtree(12) == {"title": "a page"}
-    assert [row["step"] for row in asyncio.run(store.aread_timing())] == [12]
-    (info,) = store.list_iterations()
-    assert (info.iteration, info.has_train_rollouts, info.has_train_logtree, info.eval_labels) == (
-        12,
-        True,
-        True,
-        ["math"],
-    )
 
 
 def test_a_reader_follows_a_file(tmp_path):

@@ -226,31 +226,3 @@ def test_an_error_is_in_the_report_and_raised(tmp_path: Path):
         fail(tmp_path / "b.html", write_on_error=False)
     assert not (tmp_path / "b.html").exists()
     assert logtree.flush_trace() is False  # the report is closed
-
-
-def test_pages_of_ones_own(tmp_path):
-    """Another style, a template, and a body that is given as HTML."""
-    import jinja2
-
-    with logtree.init_trace("A <b>") as trace:
-        logtree.log_text("said & done")
-    theme = logtree.Theme(css_text="p {}", css_urls=["x.css"], css_vars={"--accent": "red"})
-    path = tmp_path / "new" / "page.html"
-    inner = trace.body_html(wrap_body=False)
-    assert "said &amp; done" in inner
-    assert "<body" not in inner
-    logtree.write_html_with_default_style(inner, path, title="T", theme=theme, lang="de")
-    page = path.read_text("utf-8")
-    assert '<html lang="de">' in page
-    assert "p {}\n:root {--accent: red;}" in page
-    assert '<link rel="stylesheet" href="x.css">' in page
-    assert page.count("<body") == 1
-    env = jinja2.Environment(
-        loader=jinja2.DictLoader({"t": "{{ title }}|{{ body_html }}|{{ note }}"}), autoescape=False
-    )
-    context = logtree.jinja_context(trace, note="n")
-    out = logtree.render_with_jinja(env, "t", context=context, write_to=tmp_path / "o.html")
-    assert out.startswith("A <b>|<body")
-    assert out.endswith("|n")
-    assert (tmp_path / "o.html").read_text("utf-8") == out
-    assert "<title>A &lt;b&gt;</title>" in context["head_html"]

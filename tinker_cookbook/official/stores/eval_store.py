@@ -32,7 +32,7 @@ from tinker_cookbook.eval.run.answers import (
     write_json,
 )
 from tinker_cookbook.eval.run.types import BenchmarkResult, StoredTrajectory
-from tinker_cookbook.exceptions import ConfigurationError, DataError, nearest_sentence
+from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.official.stores.storage import LocalStorage, Storage, storage_join, threaded
 from tinker_cookbook.run.jsonl import append_row
 
@@ -63,10 +63,6 @@ class RunMetadata:
         """Returns the metadata of a JSON object; unknown fields are ignored."""
         known = {item.name for item in fields(cls)}
         return cls(**{name: value for name, value in d.items() if name in known})
-
-
-class RunNotFoundError(DataError, FileNotFoundError):
-    """There is no run of this id."""
 
 
 class EvalStore:
@@ -131,12 +127,12 @@ class EvalStore:
         """Returns a run's metadata.
 
         Raises:
-            RunNotFoundError: There is no such run; the message names the most similar one.
+            FileNotFoundError: There is no such run; the message names the most similar one.
         """
         found = read_json(self._folder(run_id) / METADATA)
         if found is None:
             known = [run.run_id for run in self.list_runs()]
-            raise RunNotFoundError(
+            raise FileNotFoundError(
                 f"run_id: {run_id!r} is not in {self._runs.parent}{nearest_sentence(run_id, known)}"
             )
         return RunMetadata.from_dict(found)

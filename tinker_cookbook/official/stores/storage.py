@@ -332,9 +332,7 @@ class FsspecStorage(ThreadedStorage):
                 self._upload(name, bytes(self._appended[name]))
                 del self._appended[name]
 
-    def close(self) -> None:
-        """Uploads the files with appended bytes, as ``flush``."""
-        self.flush()
+    close = flush
 
     def _upload(self, name: str, data: bytes) -> None:
         full = self._full(name)
