@@ -83,10 +83,8 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> Any:
         path = path / CONFIG_FILE if path.is_dir() else path
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
-        except ValueError as error:
-            raise ConfigurationError(f"{path} is not JSON: {error}") from error
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}") from error
     kinds: _Kinds = {}
     if isinstance(data, Mapping) and TYPE_KEY not in data:
         kinds = data.get(KINDS_KEY, {})
@@ -331,10 +329,6 @@ def _restore(kind: str, value: Any, label: str) -> Any:
         "partial": lambda p: functools.partial(p["func"], *p["args"], **p["keywords"]),
         "object": lambda name: _find(name, label),
     }
-    if kind not in makers:
-        raise ConfigurationError(
-            f"{label}: unknown kind {kind!r}; expected one of {', '.join(makers)}"
-        )
     return makers[kind](value)
 
 
@@ -351,10 +345,8 @@ def _find(name: str, label: str) -> Any:
         for part in attributes.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        hint = (
-            "it was defined in the script that was started; load the config from within that script"
-            if module == "__main__"
-            else "make its module importable (PYTHONPATH) or use the code version that wrote it"
-        )
-        raise ConfigurationError(f"{label or 'config'}: {name} cannot be found; {hint}") from error
+        raise ConfigurationError(
+            f"{label or 'config'}: {name} cannot be found; make its module importable "
+            "(PYTHONPATH) or use the code version that wrote it"
+        ) from error
     return found

@@ -43,19 +43,11 @@ class RunLock:
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
-        if self._descriptor is not None:
-            raise ConfigurationError(f"this lock on {self.log_path} is already held")
         path = ensure_writable_dir(self.log_path, self._field) / LOCK_FILE
         # Not truncated when it is opened: the record of another holder must stay readable.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         # A look of lock_holder takes the lock for a moment, so one failure says nothing.
-        is_free = False
-        for _ in range(_TRIES):
-            is_free = _try_lock(descriptor)
-            if is_free:
-                break
-            time.sleep(0.05)
-        if not is_free:
+        if not any(_try_lock(descriptor) or time.sleep(0.05) for _ in range(_TRIES)):
             holder = _describe(descriptor)
             os.close(descriptor)
             raise ConfigurationError(

@@ -32,7 +32,7 @@ from tinker_cookbook.weights._source import (
 from tinker_cookbook.weights._vllm_proof import compare_in_vllm, loading_in_vllm
 from tinker_cookbook.weights.proof import (
     Proof,
-    compare_exact,
+    compare_model,
     image_prompts,
     prompt_tokens,
     reference_logprobs,
@@ -124,7 +124,7 @@ def write_adapter(
         prompts = scored(prompts, reference, proof)
         name, reader = "LoRA adapter, float32", f"peft {version('peft')}"
         loaded = _peft_model(checkpoint, folder)
-        compared = compare_exact(name, reference, loaded, prompts, reader)
+        compared = compare_model(name, reader, reference, loaded, prompts)
         proof.add(compared, WeightsAdapterError)
         if vllm_python is not None:
             model, bound = checkpoint.base_folder, compared.bound

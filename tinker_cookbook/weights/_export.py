@@ -33,10 +33,8 @@ from tinker_cookbook.weights._vllm_proof import compare_in_vllm
 from tinker_cookbook.weights.proof import (
     PROMPTS,
     Proof,
-    compare,
-    compare_exact,
+    compare_model,
     image_prompts,
-    model_logprobs,
     prompt_tokens,
     reference_logprobs,
     scored,
@@ -190,11 +188,8 @@ def _verify(
     model = loaded_model(folder)
     proof.facts["weights"] = _check_weights(checkpoint, folder, model, dtype, strategy)
     export, reader = f"merged model, {dtype}", f"transformers {version('transformers')}"
-    if dtype == "float32":
-        compared = compare_exact(export, reference, model, prompts, reader)
-    else:
-        found = model_logprobs(model, prompts)
-        compared = compare(export, reader, reference, found, bound=ROUNDED, measure="mean")
+    rounded = None if dtype == "float32" else (ROUNDED, "mean")
+    compared = compare_model(export, reader, reference, model, prompts, rounded)
     bound, measure = compared.bound, compared.measure
     proof.add(compared, WeightsMergeError)
     if vllm_python is not None:

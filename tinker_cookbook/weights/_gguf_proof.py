@@ -31,8 +31,7 @@ from tinker_cookbook.weights.proof import (
     PromptScores,
     Proof,
     compare,
-    compare_exact,
-    model_logprobs,
+    compare_model,
     reference_logprobs,
 )
 
@@ -139,11 +138,8 @@ def compare_model_read_back(
         raise WeightsError(f"{path.name}: the model has no tensors {sorted(stored)[:3]}")
     prompts = [scores.tokens for scores in reference]
     reader = f"read back by gguf {version('gguf')}"
-    if quant == "f32":
-        return compare_exact(export, reference, model, prompts, reader)
-    bound, measure = BOUNDS[quant]
-    found_logprobs = model_logprobs(model, prompts)
-    return compare(export, reader, reference, found_logprobs, bound=bound, measure=measure)
+    rounded = None if quant == "f32" else BOUNDS[quant]
+    return compare_model(export, reader, reference, model, prompts, rounded)
 
 
 def compare_adapter_read_back(

@@ -182,15 +182,10 @@ def write_card(
     log_path: str | None = None,
     evals: str | None = None,
 ) -> Path:
-    """Writes ``README.md`` of an export.
+    """Writes ``README.md`` into the folder of an export.
 
-    Args:
-        folder: Folder of the export.
-        config: Metadata of the card.
-        repo_id: Name of the repository.
-        checkpoint: ``tinker://`` path.
-        log_path: Folder of the run, for data, settings, curves and commit.
-        evals: Output folder of ``tinker_cookbook.eval``, with ``NAME/result.json``.
+    ``log_path`` is the folder of the run, for data, settings, curves and commit; ``evals`` the
+    output folder of ``tinker_cookbook.eval``.
 
     Raises:
         ConfigurationError: ``evals`` or ``log_path`` is not such a folder.

@@ -26,16 +26,11 @@ def run_reader(
 ) -> dict[str, Any]:
     """Runs ``script request.json answer.json`` in a new process and returns the answer.
 
-    Args:
-        script: File of this package that imports no other file of it.
-        request: Written as JSON; ``model`` is the path of the model.
-        program: Name and version of the program, for errors.
-        error_lines: Regular expression of output lines that state an error.
-        python: Interpreter of the environment with the program.
-        env: Additional environment variables.
+    The script imports no other file of this package. ``program`` is its name for errors, which
+    quote the output lines that match ``error_lines``; ``python`` is the interpreter.
 
     Raises:
-        WeightsError: The program ends without an answer; has its message.
+        WeightsError: The program ends without an answer.
     """
     with tempfile.TemporaryDirectory() as folder:
         asked, answer = Path(folder, "request.json"), Path(folder, "answer.json")

@@ -39,7 +39,7 @@ LOADER, TEXT_MODEL = "loaded by", "AutoModelForCausalLM"
 """Fact with the class of transformers that loads the model, if it is another one."""
 EXACT = 1e-4
 """Largest allowed difference, in nats, of an export in float32, unless rounding alone may cause
-more (``compare_exact``)."""
+more (``compare_model``)."""
 _ROUNDINGS = 10
 _MOST = 1e-2
 _WITH_IMAGE = "compared on a prompt with an image too"
@@ -74,8 +74,6 @@ class PromptScores:
     logprobs: np.ndarray
     """[T - 1] fp32: log-probability of each token after the first, given the tokens before it.
     Positions of an image are left out."""
-    next_logprobs: np.ndarray
-    """[V] fp32: log-probabilities of the whole vocabulary after the last token."""
 
 
 @dataclass(frozen=True)
@@ -312,7 +310,7 @@ def scores_of(prompt: Prompt, logits: torch.Tensor) -> PromptScores:
     logprobs = logits.float().log_softmax(-1).cpu()
     following = torch.tensor(tokens[1:])
     (at,) = (~is_image(following)).nonzero(as_tuple=True)
-    return PromptScores(tokens, logprobs[at, following[at]].numpy(), logprobs[-1].numpy())
+    return PromptScores(tokens, logprobs[at, following[at]].numpy())
 
 
 def adapter_of(checkpoint: Checkpoint, base: BaseModel) -> Adapter:
@@ -352,18 +350,25 @@ def model_logprobs(model: Any, prompts: Sequence[Prompt]) -> list[np.ndarray]:
     return found
 
 
-def compare_exact(
-    export: str, reference: Sequence[PromptScores], model: Any, prompts: Sequence[Prompt], by: str
+def compare_model(
+    export: str,
+    reader: str,
+    reference: Sequence[PromptScores],
+    model: Any,
+    prompts: Sequence[Prompt],
+    rounded: tuple[float, str] | None = None,
 ) -> Comparison:
-    """Compares an export in float32, which is the ``model`` that the program ``by`` loaded.
+    """Compares the ``model`` that the program ``reader`` loaded; ``rounded`` are bound and measure
+    of an export that is not in float32.
 
     Some models amplify rounding: a random Qwen3.5 differs between float32 and float64 by up to
-    7e-4. The bound of such a model is ten times the change of its log-probabilities when its
-    embeddings change by the last bit, which is about that difference, and at most 0.01.
+    7e-4. In float32, the bound of such a model is ten times the change of its log-probabilities
+    when its embeddings change by the last bit, which is about that difference, and at most 0.01.
     """
     found = model_logprobs(model, prompts)
-    compared = compare(export, by, reference, found, bound=EXACT)
-    if compared.agrees:
+    bound, measure = rounded or (EXACT, "largest")
+    compared = compare(export, reader, reference, found, bound=bound, measure=measure)
+    if compared.agrees or rounded:
         return compared
     noise = torch.Generator().manual_seed(0)
 
@@ -387,16 +392,8 @@ def compare(
     bound: float,
     measure: str = "largest",
 ) -> Comparison:
-    """Compares an export's log-probabilities with the engine's.
-
-    Args:
-        export: Description of the export, for the table.
-        reader: Program and version that loaded the export.
-        reference: From ``reference_logprobs``.
-        found: For each prompt, [T - 1] log-probabilities in nats, as in ``PromptScores.logprobs``.
-        bound: Largest allowed difference in nats.
-        measure: Which difference is bounded: ``largest`` or ``mean``.
-    """
+    """Compares an export's log-probabilities ``found``, for each prompt [T - 1] in nats, with the
+    engine's ``reference``; the other arguments are those of ``Comparison``."""
     expected = np.concatenate([scores.logprobs for scores in reference]).astype(np.float64)
     difference = np.abs(np.concatenate(list(found)).astype(np.float64) - expected)
     return Comparison(

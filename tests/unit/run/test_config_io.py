@@ -131,7 +131,7 @@ def test_errors_name_field_and_next_step(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load_config(tmp_path / "absent.json")
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigurationError, match="is not JSON"):
+    with pytest.raises(ConfigurationError, match="cannot be read"):
         load_config(tmp_path)
 
 
