@@ -7,8 +7,7 @@ learn.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ def _compare(
     folder: Path, data: list[Example], device: str, dtype: torch.dtype, label: str
 ) -> list[ParityCheck]:
     exact, tolerance = dtype == torch.float32, TOLERANCES[dtype]
-    with _engine(device, dtype) as engine:
+    with closing(Engine(device, label)) as engine:
         run = engine.submit(_create_run, engine, folder).result()
         reference = _Reference(folder, run)
         output = engine.submit(run.forward_backward, data, "cross_entropy", backward=False).result()
@@ -139,15 +138,6 @@ def _difference(ours: list[np.ndarray], theirs: list[np.ndarray], exact: bool) -
     gaps = np.abs(np.concatenate(ours) - np.concatenate(theirs))
     # NaN stays NaN and therefore fails.
     return float(gaps.max() if exact else np.median(gaps))
-
-
-@contextmanager
-def _engine(device: str, dtype: torch.dtype) -> Iterator[Engine]:
-    engine = Engine(device, str(dtype).removeprefix("torch."))
-    try:
-        yield engine
-    finally:
-        engine.close()
 
 
 class _Reference:

@@ -59,16 +59,6 @@ class EndValue:
     of: str
 
 
-@dataclass(frozen=True)
-class MetricComparison:
-    """A metric of two runs: values at the end, and a sentence."""
-
-    metric: str
-    a: EndValue
-    b: EndValue
-    verdict: str
-
-
 def compare_runs(settings: CompareSettings) -> None:
     """Prints the settings that differ and the metrics of two runs."""
     inventory = take_inventory()
@@ -80,7 +70,10 @@ def compare_runs(settings: CompareSettings) -> None:
     records = [read_data_record(str(run.path)) or {} for run in (a, b)]
     data = data_changes(*records, longer=False, rebuilt=False)
     if settings.json:
-        metrics = [asdict(one) for one in found]
+        metrics = [
+            {"metric": name, "a": asdict(of_a), "b": asdict(of_b), "verdict": verdict}
+            for name, of_a, of_b, verdict in found
+        ]
         both = {"a": str(a.path), "b": str(b.path)}
         text = json.dumps({**both, "settings": changes, "data": data, "metrics": metrics}, indent=2)
         print_whole(text)
@@ -92,13 +85,15 @@ def compare_runs(settings: CompareSettings) -> None:
     if rows:
         console.print(_table(("setting", "A", "B"), rows))
     print_whole("\n".join(data) if rows or data else "no setting differs")
-    ends = [(one.metric, _text(one.a), _text(one.b)) for one in found]
+    ends = [(name, _text(of_a), _text(of_b)) for name, of_a, of_b, _ in found]
     console.print(_table(("metric at the end", "A", "B"), ends))
-    print_whole("\n".join(one.verdict for one in found))
+    print_whole("\n".join(verdict for *_, verdict in found))
 
 
-def compare_metric(metric: str, a: RunFolder, b: RunFolder, last: int) -> MetricComparison:
-    """Compares one metric of two runs.
+def compare_metric(
+    metric: str, a: RunFolder, b: RunFolder, last: int
+) -> tuple[str, EndValue, EndValue, str]:
+    """Returns a metric, its values at the end of two runs, and a sentence.
 
     Raises:
         ConfigurationError: One of them does not log it.
@@ -112,7 +107,7 @@ def compare_metric(metric: str, a: RunFolder, b: RunFolder, last: int) -> Metric
                 f"It has: {', '.join(known) or 'none'}"
             )
     end_a, end_b = _end(a, metric, values[0], last), _end(b, metric, values[1], last)
-    return MetricComparison(metric, end_a, end_b, _verdict(metric, end_a, end_b))
+    return metric, end_a, end_b, _verdict(metric, end_a, end_b)
 
 
 def _end(run: RunFolder, metric: str, values: dict[int, float], last: int) -> EndValue:
