@@ -26,31 +26,33 @@ def of_the_moment(key: str) -> bool:
 
 
 class RecipeRuns:
-    """22 conversations to train on, 6 held out, and a checkpoint root that all runs share."""
+    """22 conversations to train on, 6 held out, and a checkpoint root that all runs share.
 
-    def __init__(self, folder: Path, model: str, recipe: str = "recipes.sl_basic") -> None:
-        self.folder, self.model, self.recipe = folder, model, recipe
+    ``options`` are further words of the command line, as a text.
+    """
+
+    def __init__(
+        self, folder: Path, model: str, recipe: str = "recipes.sl_basic", options: str = ""
+    ) -> None:
+        self.folder, self.model, self.recipe, self.options = folder, model, recipe, options
         self.seconds = 0.0  # how long a whole run takes, where a test has measured it
         rows = example_data("conversations.jsonl").read_text().splitlines()
         (folder / "train.jsonl").write_text("\n".join(rows[:22]) + "\n")
         (folder / "test.jsonl").write_text("\n".join(rows[30:36]) + "\n")
 
     def arguments(self, name: str, behavior: str = "raise") -> list[str]:
-        # 22 conversations in batches of 4: six steps an epoch, the last one partial.
         shared = [
             f"model_name={self.model}",
-            f"dataset_path={self.folder / 'train.jsonl'}",
             f"log_path={self.folder / name}",
             f"behavior_if_log_dir_exists={behavior}",
-            "renderer_name=role_colon",
-            "batch_size=4",
-            "num_epochs=2",
-            "save_every=3",
-            "lora_rank=4",
-            "learning_rate=0.005",
-            "device=cpu",
-            "dtype=float32",
+            *["renderer_name=role_colon", "lora_rank=4", "device=cpu", "dtype=float32"],
+            *self.options.split(),
         ]
+        if self.options:
+            return shared
+        # 22 conversations in batches of 4: six steps an epoch, the last one partial.
+        shared.append(f"dataset_path={self.folder / 'train.jsonl'}")
+        shared += ["batch_size=4", "num_epochs=2", "save_every=3", "learning_rate=0.005"]
         if self.recipe != "recipes.sl_basic":
             return shared
         return [

@@ -426,25 +426,12 @@ def test_wrong_settings_are_refused():
 def test_the_recipe_trains(tmp_path, stories_model):
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text(json.dumps({"question": "Add.", "tests": [ADD]}) + "\n")
-    runs = RecipeRuns(tmp_path, stories_model, "recipes.code_rl.train")
-    words = [
-        f"model_name={stories_model}",
-        "renderer_name=role_colon",
-        f"dataset_path={tasks}",
-        "group_size=2",
-        "groups_per_batch=1",
-        "max_steps=1",
-        "device=cpu",
-        "dtype=float32",
-        "lora_rank=4",
-        f"log_path={tmp_path / 'run'}",
-    ]
-    runs.arguments = lambda name, behavior="raise": words
+    options = f"dataset_path={tasks} group_size=2 groups_per_batch=1 max_steps=1"
+    runs = RecipeRuns(tmp_path, stories_model, "recipes.code_rl.train", options)
     done = runs.run("run")
     assert done.returncode == 0, done.stderr[-2000:]
     assert [row["step"] for row in runs.rows("run")] == [1]
     # A chat format without tools is refused before anything is sampled.
-    words[-1:] = [f"log_path={tmp_path / 'tools'}", "max_turns=2"]
-    refused = runs.run("tools")
+    refused = runs.run("tools", "raise", "max_turns=2")
     assert refused.returncode == 1
     assert "role_colon: this chat format declares no tools" in refused.stderr

@@ -20,39 +20,17 @@ OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 CHECKPOINT_LINE = "tinker_cookbook.run.checkpoints:append_row"
 
 
-class PairRuns(RecipeRuns):
-    """24 pairs of the project's own to train on in batches of 4, 8 held out."""
-
-    def __init__(self, folder, model):
-        super().__init__(folder, model, recipe="recipes.preference.dpo.train")
-        for name, count in (("comparisons", 24), ("comparisons_test", 8)):
-            rows = example_data(f"{name}.jsonl").read_text().splitlines()[:count]
-            (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
-
-    def arguments(self, name, behavior="raise"):
-        return [
-            f"model_name={self.model}",
-            f"dataset={self.folder / 'comparisons.jsonl'}",
-            f"test_path={self.folder / 'comparisons_test.jsonl'}",
-            f"log_path={self.folder / name}",
-            f"behavior_if_log_dir_exists={behavior}",
-            "renderer_name=role_colon",
-            "batch_size=4",
-            "num_epochs=2",
-            "save_every=4",
-            "eval_every=6",
-            "lora_rank=4",
-            "learning_rate=0.003",
-            "max_length=256",
-            "show_samples=0",
-            "device=cpu",
-            "dtype=float32",
-        ]
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, stories_model):
-    place = PairRuns(tmp_path_factory.mktemp("dpo"), stories_model)
+    """24 pairs of the project's own to train on in batches of 4, 8 held out."""
+    folder = tmp_path_factory.mktemp("dpo")
+    for name, count in (("comparisons", 24), ("comparisons_test", 8)):
+        rows = example_data(f"{name}.jsonl").read_text().splitlines()[:count]
+        (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    options = f"""dataset={folder}/comparisons.jsonl test_path={folder}/comparisons_test.jsonl
+        batch_size=4 num_epochs=2 save_every=4 eval_every=6 learning_rate=0.003 max_length=256
+        show_samples=0"""
+    place = RecipeRuns(folder, stories_model, "recipes.preference.dpo.train", options)
     straight = place.run("straight")
     assert straight.returncode == 0, straight.stderr[-2000:]
     return place

@@ -37,7 +37,9 @@ class DistillationRuns(RecipeRuns):
     not."""
 
     def __init__(self, folder: Path, model: str) -> None:
-        super().__init__(folder, model)
+        options = """batch_size=4 num_epochs=3 save_every=3 learning_rate=0.01 answer_max_tokens=12
+            test_fraction=0.5 show_samples=0"""
+        super().__init__(folder, model, TRAIN, options)
         (folder / "prompt.txt").write_text("Tell a story. It is about: {query}")
         rows = [
             {"query": f"A {adjective} {word}", "label": half(word), "group": word[:1]}
@@ -49,42 +51,14 @@ class DistillationRuns(RecipeRuns):
     def create(self, name: str, *extra: str) -> list[str]:
         consonants = [letter for letter in string.ascii_lowercase if letter not in "aeiou"]
         labels = ",".join(f"{letter}={half(letter)}" for letter in consonants)
-        words = [
-            f"teacher_model={self.model}",
-            f"output_file={self.folder / name}.jsonl",
-            f"teacher_prompt_file={self.folder / 'prompt.txt'}",
-            f"input_file={self.folder / 'queries.jsonl'}",
-            "renderer_name=role_colon",
-            "answer_regex=[A-Za-z]",
-            f"labels={labels}",
-            "temperature=1",
-            "max_tokens=4",
-            "device=cpu",
-            "dtype=float32",
-            *extra,
-        ]
-        return last_of_each(words)
+        words = f"""teacher_model={self.model} output_file={self.folder / name}.jsonl
+            teacher_prompt_file={self.folder}/prompt.txt input_file={self.folder}/queries.jsonl
+            renderer_name=role_colon answer_regex=[A-Za-z] labels={labels} temperature=1
+            max_tokens=4 device=cpu dtype=float32"""
+        return last_of_each([*words.split(), *extra])
 
-    def train(self, name: str, data: str, *extra: str, behavior: str = "raise") -> list[str]:
-        words = [
-            f"model_name={self.model}",
-            f"file_path={self.folder / data}.jsonl",
-            f"log_path={self.folder / name}",
-            f"behavior_if_log_dir_exists={behavior}",
-            "renderer_name=role_colon",
-            "batch_size=4",
-            "num_epochs=3",
-            "save_every=3",
-            "lora_rank=4",
-            "learning_rate=0.01",
-            "answer_max_tokens=12",
-            "test_fraction=0.5",
-            "show_samples=0",
-            "device=cpu",
-            "dtype=float32",
-            *extra,
-        ]
-        return last_of_each(words)
+    def train(self, name: str, data: str, *extra: str) -> list[str]:
+        return self.words(name, "raise", f"file_path={self.folder / data}.jsonl", *extra)
 
     def go(
         self, recipe: str, arguments: list[str], kill: list[str] | None = None

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 from recipe_runs import REPO, RecipeRuns, finish, last_of_each
@@ -68,18 +67,9 @@ def model(tmp_path_factory) -> str:
 @pytest.fixture
 def common(model, tmp_path) -> list[str]:
     """Arguments that make any of the recipes a matter of seconds."""
-    return [
-        f"model_name={model}",
-        f"log_path={tmp_path / 'run'}",
-        "renderer_name=role_colon",
-        "backend=local",
-        "device=cpu",
-        "dtype=float32",
-        "lora_rank=4",
-        "groups_per_batch=2",
-        "group_size=2",
-        "max_tokens=4",
-    ]
+    small = "lora_rank=4 groups_per_batch=2 group_size=2 max_tokens=4"
+    words = f"renderer_name=role_colon backend=local device=cpu dtype=float32 {small}"
+    return [f"model_name={model}", f"log_path={tmp_path / 'run'}", *words.split()]
 
 
 # --- the command line ------------------------------------------------------------------------
@@ -220,36 +210,14 @@ def test_one_step(common, tmp_path, name):
 # --- the loop on one page --------------------------------------------------------------------
 
 
-class Loop(RecipeRuns):
-    """Runs of ``recipes.rl_loop`` that share a checkpoint root."""
-
-    def __init__(self, folder: Path, model: str) -> None:
-        self.folder, self.model, self.recipe = folder, model, "recipes.rl_loop"
-        (folder / "seven.jsonl").write_text('{"question": "What?", "answer": "7"}\n')
-
-    def arguments(self, name: str, behavior: str = "raise") -> list[str]:
-        return [
-            f"model_name={self.model}",
-            f"dataset_path={self.folder / 'seven.jsonl'}",
-            f"log_path={self.folder / name}",
-            f"behavior_if_log_dir_exists={behavior}",
-            "renderer_name=role_colon",
-            "num_steps=10",
-            "groups_per_batch=1",
-            "group_size=128",
-            "max_tokens=6",
-            "lora_rank=8",
-            "learning_rate=0.03",
-            "save_every=3",
-            "backend=local",
-            "device=cpu",
-            "dtype=float32",
-        ]
-
-
 @pytest.fixture(scope="module")
-def loop(tmp_path_factory, model) -> Loop:
-    place = Loop(tmp_path_factory.mktemp("loop"), model)
+def loop(tmp_path_factory, model) -> RecipeRuns:
+    """A finished run of ``recipes.rl_loop``."""
+    folder = tmp_path_factory.mktemp("loop")
+    (folder / "seven.jsonl").write_text('{"question": "What?", "answer": "7"}\n')
+    options = f"""dataset_path={folder}/seven.jsonl num_steps=10 groups_per_batch=1 group_size=128
+        max_tokens=6 lora_rank=8 learning_rate=0.03 save_every=3"""
+    place = RecipeRuns(folder, model, "recipes.rl_loop", options)
     done = place.run("straight")
     assert done.returncode == 0, done.stderr[-2000:]
     return place

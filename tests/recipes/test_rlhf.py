@@ -42,32 +42,16 @@ class PipelineRuns(RecipeRuns):
     """Three steps a stage, a checkpoint every second one."""
 
     def __init__(self, folder: Path, model: str) -> None:
-        super().__init__(folder, model, recipe=PIPELINE)
         animals = "cat dog bird fish frog hen cow pig hare fox owl elk"
-        self.train = write_comparisons(folder / "pairs.jsonl", animals)
-        self.test = write_comparisons(folder / "pairs_test.jsonl", "ant bee")
+        train = write_comparisons(folder / "pairs.jsonl", animals)
+        test = write_comparisons(folder / "pairs_test.jsonl", "ant bee")
+        options = f"""dataset={train} test_path={test} max_steps=3 batch_size=4 rl_batch_size=2
+            rl_group_size=2 rl_max_tokens=8 save_every=2 sft_learning_rate=0.01
+            rm_learning_rate=0.01 rl_learning_rate=0.01"""
+        super().__init__(folder, model, PIPELINE, options)
 
     def arguments(self, name: str, behavior: str = "") -> list[str]:
-        return [
-            f"model_name={self.model}",
-            f"log_path={self.folder / name}",
-            f"dataset={self.train}",
-            f"test_path={self.test}",
-            "renderer_name=role_colon",
-            "backend=local",
-            "device=cpu",
-            "dtype=float32",
-            "lora_rank=4",
-            "max_steps=3",
-            "batch_size=4",
-            "rl_batch_size=2",
-            "rl_group_size=2",
-            "rl_max_tokens=8",
-            "save_every=2",
-            "sft_learning_rate=0.01",
-            "rm_learning_rate=0.01",
-            "rl_learning_rate=0.01",
-        ]
+        return super().arguments(name, "resume")
 
     def outcome(self, name: str) -> dict[str, object]:
         """All that must not depend on where a run was killed."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from recipe_runs import RecipeRuns
@@ -74,35 +73,12 @@ def test_invalid_settings_are_refused(stories_model, argument, words):
         parse_arguments(train.CLIConfig, arguments).resolved().check()
 
 
-class ShorterRuns(RecipeRuns):
-    """The recipe on the story model, which ends hardly any answer of its own accord."""
-
-    def __init__(self, folder: Path, model: str) -> None:
-        super().__init__(folder, model, recipe="recipes.preference.shorter.train")
-
-    def arguments(self, name: str, behavior: str = "raise") -> list[str]:
-        return [
-            f"model_name={self.model}",
-            f"log_path={self.folder / name}",
-            f"behavior_if_log_dir_exists={behavior}",
-            "renderer_name=role_colon",
-            "backend=local",
-            "device=cpu",
-            "dtype=float32",
-            "lora_rank=4",
-            "max_tokens=16",
-            "learning_rate=0.005",
-            "max_steps=6",
-            "save_every=3",
-            "eval_every=100",
-            "test_group_size=2",
-        ]
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, stories_model):
-    """The finished run that was never killed."""
-    place = ShorterRuns(tmp_path_factory.mktemp("shorter"), stories_model)
+    """The recipe on the story model, which ends hardly any answer of its own accord."""
+    options = "max_tokens=16 learning_rate=0.005 max_steps=6 save_every=3 eval_every=100"
+    recipe, folder = "recipes.preference.shorter.train", tmp_path_factory.mktemp("shorter")
+    place = RecipeRuns(folder, stories_model, recipe, f"{options} test_group_size=2")
     straight = place.run("straight")
     assert straight.returncode == 0, straight.stderr[-2000:]
     return place

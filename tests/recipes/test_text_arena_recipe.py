@@ -21,55 +21,33 @@ RECIPE = "recipes.multiplayer_rl.text_arena"
 GROUP_DONE = "tinker_cookbook.rl.loop.sources:RolloutWorker.count"
 
 
-class GameRuns(RecipeRuns):
-    """Six steps of self-play and games against snapshots, which are taken every two steps."""
+GAME = "game_name=TicTacToe-v0-train show_rules=False max_tokens=1"
+OPTIONS = f"""{GAME} batch_size=16 group_size=4 max_steps=6 save_every=3 snapshot_every=2
+    eval_every=3 num_test_datapoints=8 test_opponent=optimal learning_rate=0.01"""
 
-    def arguments(self, name: str, behavior: str = "raise") -> list[str]:
-        return [
-            f"model_name={self.model}",
-            f"log_path={self.folder / name}",
-            f"behavior_if_log_dir_exists={behavior}",
-            "renderer_name=role_colon",
-            "game_name=TicTacToe-v0-train",
-            "show_rules=False",
-            "max_tokens=1",
-            "batch_size=16",
-            "group_size=4",
-            "max_steps=6",
-            "save_every=3",
-            "snapshot_every=2",
-            "eval_every=3",
-            "num_test_datapoints=8",
-            "test_opponent=optimal",
-            "learning_rate=0.01",
-            "lora_rank=4",
-            "backend=local",
-            "device=cpu",
-            "dtype=float32",
-        ]
 
-    def python(self, module: str, *words: str, keys: str | None = None) -> str:
-        """Runs a program to its end and returns what it prints; ``keys`` is typed."""
-        done = subprocess.run(
-            [sys.executable, "-m", module, *words],
-            cwd=REPO,
-            env=self.environment(),
-            input=keys or "",
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-        assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
-        return done.stdout
+def python(runs: RecipeRuns, module: str, *words: str, keys: str = "") -> str:
+    """Runs a program to its end and returns what it prints; ``keys`` is typed."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"{RECIPE}.{module}", *words],
+        cwd=REPO,
+        env=runs.environment(),
+        input=keys,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> GameRuns:
+def runs(tmp_path_factory) -> RecipeRuns:
     """The model, and the finished run that was never killed."""
     folder: Path = tmp_path_factory.mktemp("games")
-    place = GameRuns(folder, str(folder / "model"), f"{RECIPE}.train")
-    size = ("num_games=200", "steps=60", "batch_size=32", "hidden_size=32", "num_layers=2")
-    place.python(f"{RECIPE}.tiny_model", f"output={place.model}", *size)
+    place = RecipeRuns(folder, str(folder / "model"), f"{RECIPE}.train", OPTIONS)
+    size = "num_games=200 steps=60 batch_size=32 hidden_size=32 num_layers=2"
+    python(place, "tiny_model", f"output={place.model}", *size.split())
     straight = place.run("straight")
     assert straight.returncode == 0, straight.stderr[-2000:]
     return place
@@ -93,21 +71,13 @@ def test_groups_play_against_themselves_and_against_snapshots(runs):
 def test_play_against_the_checkpoint(runs):
     lines = (runs.folder / "straight" / "checkpoints.jsonl").read_text().splitlines()
     path = json.loads(lines[-1])["sampler_path"]
-    shared = (
-        f"checkpoint_path={path}",
-        "game_name=TicTacToe-v0-train",
-        "show_rules=False",
-        "max_tokens=1",
-        "device=cpu",
-        "dtype=float32",
-        "backend=local",
-    )
-    out = runs.python(f"{RECIPE}.play", *shared, "mode=eval", "opponent=optimal", "num_games=6")
+    shared = f"checkpoint_path={path} {GAME} device=cpu dtype=float32 backend=local".split()
+    out = python(runs, "play", *shared, "mode=eval", "opponent=optimal", "num_games=6")
     assert "as player 0 against optimal: " in out
     assert "as player 1 against optimal: 0 won" in out
     # All squares in turn: those that are taken are illegal and may be repeated.
     keys = "".join(f"[{cell}]\n" for cell in range(9) for _ in range(2))
-    out = runs.python(f"{RECIPE}.play", *shared, keys=keys)
+    out = python(runs, "play", *shared, keys=keys)
     assert "Available Moves" in out
     assert any(result in out for result in ("You win.", "You lose.", "A draw."))
 

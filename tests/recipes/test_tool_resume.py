@@ -19,21 +19,10 @@ class ToolRuns(RecipeRuns):
     """Runs of ``tool_stories``: 4 iterations of a group of 4, two calls an episode."""
 
     def __init__(self, folder: Path, model: str) -> None:
-        super().__init__(folder, model, recipe="tool_stories")
+        super().__init__(folder, model, "tool_stories", "save_every=3 eval_every=2")
 
     def arguments(self, name: str, behavior: str = "raise") -> list[str]:
-        return [
-            f"model_name={self.model}",
-            f"log_path={self.folder / name}",
-            f"visits={self.folder / f'{name}-visits'}",
-            f"behavior_if_log_dir_exists={behavior}",
-            "save_every=3",
-            "eval_every=2",
-            "lora_rank=4",
-            "backend=local",
-            "device=cpu",
-            "dtype=float32",
-        ]
+        return [*super().arguments(name, behavior), f"visits={self.folder / f'{name}-visits'}"]
 
     def environment(self, **extra: str) -> dict[str, str]:
         path = os.pathsep.join([str(REPO), str(Path(__file__).parent)])
