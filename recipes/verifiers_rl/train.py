@@ -41,12 +41,8 @@ class VerifiersSettings:
     dataset_seed: int | None = chz.field(
         default=None, doc="Seed to shuffle the tasks of 0.1.9 before dataset_n is applied"
     )
-    max_concurrent_generation: int = chz.field(
-        default=-1, doc="Concurrent rollouts of a group (0.1.9); -1: all"
-    )
-    max_concurrent_scoring: int = chz.field(
-        default=-1, doc="Concurrent reward functions of a group (0.1.9); -1: all"
-    )
+    max_concurrent_generation: int = chz.field(default=-1, doc="Has no effect: all run at once")
+    max_concurrent_scoring: int = chz.field(default=-1, doc="Has no effect: all run at once")
 
     def env_args(self) -> dict[str, Any]:
         """Returns ``vf_env_args``; raises ``ConfigurationError`` if it is not a JSON object."""
@@ -114,19 +110,14 @@ def dataset_builder(
     if not has_v1():
         from tinker_cookbook.recipes.verifiers_rl import verifiers_env
 
-        rollouts = verifiers_env.VerifiersRollouts(
-            model_name=model_name,
-            renderer_name=renderer_name,
-            group_size=group_size,
-            max_concurrent_generation=cli.max_concurrent_generation,
-            max_concurrent_scoring=cli.max_concurrent_scoring,
-        )
         return verifiers_env.VerifiersRLDatasetBuilder(
             vf_env_id=cli.vf_env_id,
             vf_env_args=arguments,
             dataset_n=cli.dataset_n,
             dataset_seed=cli.dataset_seed,
-            rollouts=rollouts,
+            model_name=model_name,
+            renderer_name=renderer_name,
+            group_size=group_size,
             **shape,
         )
     from tinker_cookbook.recipes.verifiers_rl.v1 import env

@@ -12,7 +12,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from tinker_cookbook.recipes.verifiers_rl.driven_env import (
     ModelCall,
     ProgramResult,
 )
-from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.types import (
     Env,
@@ -106,42 +106,21 @@ def stop_reason_of(state: vf.State) -> StopReason | str:
     return _STOP_REASONS.get(str(condition), StopReason.COMPLETED)
 
 
-@chz.chz
-class VerifiersRollouts:
-    """How the groups of a dataset are run."""
-
-    model_name: str = chz.field(doc="Model whose tokenizer and chat format are used")
-    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
-    group_size: int = chz.field(default=8, doc="Rollouts of a task")
-    max_concurrent_generation: int = chz.field(
-        default=-1, doc="Rollouts of a group that run at once; -1: all"
-    )
-    max_concurrent_scoring: int = chz.field(
-        default=-1, doc="Reward functions of a group that run at once; -1: all"
-    )
-
-
-def _bounded(limit: int) -> AbstractAsyncContextManager[Any]:
-    """Returns a semaphore, or a context that never waits."""
-    return asyncio.Semaphore(limit) if limit > 0 else nullcontext()
-
-
 class LegacyVerifiersEnv(DrivenEnv):
     """One rollout. ``state`` is the library's record of it at the end."""
 
-    def __init__(self, builder: VerifiersEnvGroupBuilder, generation: Any) -> None:
-        rollouts, self.state = builder.settings, None
-        name, _ = resolve_renderer_name(rollouts.model_name, rollouts.renderer_name)
-        tokenizer = get_tokenizer(rollouts.model_name)
-        renderer = get_renderer(name, tokenizer)
+    def __init__(self, builder: VerifiersEnvGroupBuilder) -> None:
+        self.state: Any = None
+        renderer = builder.renderer
+        assert renderer is not None, "renderer: got None, expected the one of the model"
 
         async def program(call: ModelCall) -> ProgramResult:
             from tinker_cookbook.recipes.verifiers_rl.tinker_openai import DrivenOpenAIClient
 
             (given,) = builder.get_rollout_inputs(1)
-            client = DrivenOpenAIClient(call, renderer, tokenizer)
+            client = DrivenOpenAIClient(call, renderer, renderer.tokenizer)
             # Temperature and maximum tokens come from the policy, which samples.
-            state = await builder.vf_env.run_rollout(given, client, "tinker", {}, generation)
+            state = await builder.vf_env.run_rollout(given, client, "tinker", {}, nullcontext())
             if state.get("error") is not None:
                 error = state["error"]
                 raise BackendError(
@@ -169,11 +148,12 @@ class VerifiersEnvGroupBuilder(EnvGroupBuilder):
         task: str,
         answer: str = "",
         info: dict | None = None,
-        rollouts: VerifiersRollouts | None = None,
+        renderer: Renderer | None = None,
+        group_size: int = 8,
     ) -> None:
-        self.vf_env = vf_env
+        self.vf_env, self.renderer, self.group_size = vf_env, renderer, group_size
         self.prompt, self.example_id, self.task = prompt, example_id, task
-        self.answer, self.info, self.rollouts = answer, info or {}, rollouts
+        self.answer, self.info = answer, info or {}
         self._envs: list[LegacyVerifiersEnv] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -189,12 +169,6 @@ class VerifiersEnvGroupBuilder(EnvGroupBuilder):
         for name, value in {**state, "vf_env": env}.items():
             setattr(self, name, value)
 
-    @property
-    def settings(self) -> VerifiersRollouts:
-        """How the group is run."""
-        assert self.rollouts is not None, "rollouts: expected VerifiersRollouts"
-        return self.rollouts
-
     def get_rollout_inputs(self, group_size: int) -> list[vf.RolloutInput]:
         """Returns the library's input of a rollout, ``group_size`` times."""
         names = ("prompt", "answer", "task", "info", "example_id")
@@ -203,16 +177,12 @@ class VerifiersEnvGroupBuilder(EnvGroupBuilder):
 
     async def make_envs(self) -> Sequence[Env]:
         """Returns one environment for each member."""
-        generation = _bounded(self.settings.max_concurrent_generation)
-        envs = [LegacyVerifiersEnv(self, generation) for _ in range(self.settings.group_size)]
-        self._envs += envs
-        return envs
+        return [await self.make_env(i) for i in range(self.group_size)]
 
     async def make_env(self, index: int) -> Env:
-        """Returns a new environment, for a retry."""
-        env = LegacyVerifiersEnv(self, _bounded(-1))
-        self._envs.append(env)
-        return env
+        """Returns a new environment; all of the group are alike."""
+        self._envs.append(LegacyVerifiersEnv(self))
+        return self._envs[-1]
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
@@ -224,8 +194,7 @@ class VerifiersEnvGroupBuilder(EnvGroupBuilder):
         states = [env.state for env in env_group if isinstance(env, LegacyVerifiersEnv)]
         finished = [state for state in states if state is not None]
         if finished and self.vf_env.score_rollouts:
-            scoring = _bounded(self.settings.max_concurrent_scoring)
-            await self.vf_env.rubric.score_group(finished, score_sem=scoring)
+            await self.vf_env.rubric.score_group(finished, score_sem=nullcontext())
         return [
             (0.0, {})
             if state is None
@@ -251,11 +220,13 @@ class VerifiersRLDataset(ProblemDataset[dict]):
         rows: list[dict],
         vf_env: vf.Environment,
         groups_per_batch: int,
-        rollouts: VerifiersRollouts | None = None,
+        renderer: Renderer | None = None,
+        group_size: int = 8,
     ) -> None:
+        more: dict[str, Any] = {"renderer": renderer, "group_size": group_size}
         super().__init__(
             rows,
-            lambda row: VerifiersEnvGroupBuilder(vf_env, **row, rollouts=rollouts),
+            lambda row: VerifiersEnvGroupBuilder(vf_env, **row, **more),
             groups_per_batch,
             shuffle=False,
         )
@@ -277,7 +248,9 @@ class VerifiersRLDatasetBuilder(RLDatasetBuilder):
     dataset_seed: int | None = chz.field(
         default=None, doc="Seed to shuffle the examples before they are chosen"
     )
-    rollouts: VerifiersRollouts | None = chz.field(default=None, doc="How groups are run")
+    model_name: str = chz.field(default="", doc="Model whose tokenizer is used")
+    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
+    group_size: int = chz.field(default=8, doc="Rollouts of an example")
     num_test: int = chz.field(default=0, doc="Examples of the eval dataset to evaluate on")
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
@@ -286,14 +259,15 @@ class VerifiersRLDatasetBuilder(RLDatasetBuilder):
         if env is None:
             env = self._load()
             set_vf_env(env)
-        n, seed = self.dataset_n, self.dataset_seed
-        rows = _rows(env.get_dataset(n=n, seed=seed))
-        train_set = VerifiersRLDataset(rows, env, self.groups_per_batch, self.rollouts)
+        name, _ = resolve_renderer_name(self.model_name, self.renderer_name)
+        renderer = get_renderer(name, get_tokenizer(self.model_name))
+        rows = _rows(env.get_dataset(n=self.dataset_n, seed=self.dataset_seed))
+        size = self.group_size
+        train_set = VerifiersRLDataset(rows, env, self.groups_per_batch, renderer, size)
         if not self.num_test:
             return train_set, None
         rows = _rows(env.get_eval_dataset(n=self.num_test))
-        single = None if self.rollouts is None else chz.replace(self.rollouts, group_size=1)
-        return train_set, VerifiersRLDataset(rows, env, len(rows), single)
+        return train_set, VerifiersRLDataset(rows, env, len(rows), renderer, 1)
 
     def _load(self) -> vf.Environment:
         # Its handlers would end the run without the loop's own end; it also registers with atexit.

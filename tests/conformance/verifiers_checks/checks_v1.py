@@ -10,7 +10,6 @@ import json
 import os
 import re
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -203,7 +202,6 @@ async def learning(client, policy) -> None:
 
     assert rows("whole") == rows("parts"), (rows("whole"), rows("parts"))
     assert len(rows("whole")) == 5
-    print("rewards:", [round(row.get("env/all/reward/total", -1), 3) for row in rows("whole")])
     (path,) = [
         json.loads(line)["sampler_path"]
         for line in (FOLDER / "whole" / "checkpoints.jsonl").read_text().splitlines()
@@ -244,9 +242,8 @@ async def main() -> None:
     client = connection.service.create_sampling_client(base_model=MODEL)
     policy = TinkerTokenCompleter(client, max_tokens=16, seed=1)
     for check in (one_turn, turns, tools, failures, served, documented, learning):
-        started = time.monotonic()
         await check(client, policy)
-        print(f"ok {check.__name__} {time.monotonic() - started:.1f} s", flush=True)
+        print(f"ok {check.__name__}", flush=True)
 
 
 assert os.environ["KEY"]
