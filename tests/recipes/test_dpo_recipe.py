@@ -15,7 +15,6 @@ from recipes.start import example_data
 
 pytestmark = pytest.mark.slow
 
-JSON_LOGGER = "tinker_cookbook.run.loggers:append_row"
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 CHECKPOINT_LINE = "tinker_cookbook.run.checkpoints:append_row"
 
@@ -54,7 +53,6 @@ def test_it_begins_where_the_definitions_say_and_learns(runs):
     ("point", "count", "when"),
     [
         pytest.param(OPTIM_STEP, 6, "after", id="between an update and its row"),
-        pytest.param(JSON_LOGGER, 5, "after", id="between a row and its checkpoint"),
         pytest.param(CHECKPOINT_LINE, 2, "after", id="after a checkpoint"),
     ],
 )
@@ -74,23 +72,10 @@ def test_measured_from_a_checkpoint_the_start_is_the_same(runs):
 
 
 @pytest.mark.parametrize(
-    "module", ["recipes.preference.train", "tinker_cookbook.preference.train_dpo_cli"]
-)
-def test_other_names_of_the_recipe(module):
-    done = subprocess.run(
-        [sys.executable, "-m", module, "--help"], cwd=REPO, capture_output=True, text=True
-    )
-    assert done.returncode == 0
-    assert "dpo_beta" in done.stdout
-
-
-@pytest.mark.parametrize(
     ("argument", "says"),
     [
         ("dpo_beta=0", "dpo_beta"),
-        ("dpo_loss=dop", "dpo_loss"),
         ("dataset=nothing.jsonl", "nothing.jsonl"),
-        ("dataset=ultrafeetback", "ultrafeedback"),
         ("reference_model_name=/no/such/model", "/no/such/model"),
         ("load_checkpoint_path=tinker://a/weights/b", "tinker://a/weights/b"),
     ],

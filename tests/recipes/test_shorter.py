@@ -54,25 +54,6 @@ def test_held_out_questions_are_others_and_prefer_their_short_answer():
         assert 7 <= len(labeled.comparison.completion_A[0]["content"].split()) <= 13
 
 
-def test_the_demo_model_is_the_default():
-    cli = parse_arguments(train.CLIConfig, [])
-    assert cli.model_name == "HuggingFaceTB/SmolLM2-135M-Instruct"
-    assert (cli.group_size, cli.groups_per_batch, cli.max_steps) == (8, 4, 20)
-
-
-@pytest.mark.parametrize(
-    ("argument", "words"),
-    [
-        ("group_size=1", "group_size: got 1, expected at least 2"),
-        ("max_tokens=0", "max_tokens: got 0"),
-    ],
-)
-def test_invalid_settings_are_refused(stories_model, argument, words):
-    arguments = [f"model_name={stories_model}", "renderer_name=role_colon", argument]
-    with pytest.raises(ConfigurationError, match=words):
-        parse_arguments(train.CLIConfig, arguments).resolved().check()
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, stories_model):
     """The recipe on the story model, which ends hardly any answer of its own accord."""
