@@ -262,7 +262,17 @@ class HarborSettings:
     max_turns: int = chz.field(default=10, doc="Maximum answers of the model")
     sandbox_timeout: int = chz.field(default=600, doc="Lifetime of a sandbox in seconds")
     command_timeout: int = chz.field(default=120, doc="Seconds for a command of the model")
+    grader_timeout: int = chz.field(default=60, doc="Seconds for the tests")
     max_trajectory_tokens: int = chz.field(default=32 * 1024, doc="Maximum tokens of an episode")
+    max_generation_tokens: int | None = chz.field(
+        default=None, doc="Tokens reserved for an answer; default: max_tokens"
+    )
+    context_overflow_reward: float = chz.field(
+        default=-0.1, doc="Reward of an answer that was cut off"
+    )
+    num_test: int | None = chz.field(
+        default=None, doc="Tasks held out for evaluation; default: evaluate on all"
+    )
 
 
 @chz.chz
@@ -277,12 +287,8 @@ class HarborDatasetBuilder(HarborSettings, RLDatasetBuilder):
     group_size: int
     model_name: str
     renderer_name: str | None = None
-    grader_timeout: int = 60
-    max_generation_tokens: int | None = None
-    context_overflow_reward: float = -0.1
     sandbox_factory: SandboxFactory | None = None
     reward_fn: RewardFn | None = None
-    num_test: int | None = None
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for a task that cannot run; nothing is started."""

@@ -40,16 +40,6 @@ class CLIConfig(HarborSettings, train.Config):
         default=EXAMPLES, doc="Folder of tasks, or a dataset in Harbor's cache"
     )
     sandbox_timeout: int = 3600
-    grader_timeout: int = chz.field(default=60, doc="Seconds for the tests")
-    max_generation_tokens: int | None = chz.field(
-        default=None, doc="Tokens reserved for an answer; default: max_tokens"
-    )
-    context_overflow_reward: float = chz.field(
-        default=-0.1, doc="Reward of an answer that was cut off"
-    )
-    num_test: int | None = chz.field(
-        default=None, doc="Tasks held out for evaluation; default: evaluate on all"
-    )
 
     def build_dataset(
         self, tasks: list[HarborTask] | None = None, sandbox_factory: SandboxFactory | None = None

@@ -99,30 +99,23 @@ class DistilledDatasetBuilder(ChatDatasetBuilder):
         return train, [query for query in everything if query.group in held_out]
 
 
-@chz.chz
-class StudentAccuracyBuilder:
-    """Builds the evaluation of the student, without the prompt, on the queries held out.
+def student_accuracy(dataset: DistilledDatasetBuilder, max_tokens: int) -> AnswerAccuracyEvaluator:
+    """Returns the evaluation of the student, without the prompt, on the queries held out.
 
     ``test/agreement``: share of answers equal to the teacher's; should rise towards 1.
     ``test/accuracy``: share of right answers, where these are known; should rise towards the
     teacher's. ``test/teacher_accuracy``: the teacher's with the prompt on the same texts, where a
     dropped answer counts as wrong; constant.
     """
-
-    dataset: DistilledDatasetBuilder = chz.field(doc="Where the queries come from")
-    max_tokens: int = chz.field(default=8, doc="Maximum tokens of an answer")
-
-    def __call__(self) -> AnswerAccuracyEvaluator:
-        """Returns the evaluator."""
-        held_out = self.dataset.split[1]
-        known = [query.teacher == query.label for query in held_out if query.label is not None]
-        return AnswerAccuracyEvaluator(
-            [query.question for query in held_out],
-            {
-                "agreement": [query.teacher for query in held_out],
-                "accuracy": [query.label for query in held_out],
-            },
-            self.dataset.renderer,
-            self.max_tokens,
-            constants={"teacher_accuracy": sum(known) / len(known)} if known else None,
-        )
+    held_out = dataset.split[1]
+    known = [query.teacher == query.label for query in held_out if query.label is not None]
+    return AnswerAccuracyEvaluator(
+        [query.question for query in held_out],
+        {
+            "agreement": [query.teacher for query in held_out],
+            "accuracy": [query.label for query in held_out],
+        },
+        dataset.renderer,
+        max_tokens,
+        constants={"teacher_accuracy": sum(known) / len(known)} if known else None,
+    )

@@ -13,12 +13,14 @@ after training, and 90% of its answers equal the teacher's.
 
 from __future__ import annotations
 
+from functools import partial
+
 import chz
 
 from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE, run_folder
 from tinker_cookbook.recipes.prompt_distillation.data import (
     DistilledDatasetBuilder,
-    StudentAccuracyBuilder,
+    student_accuracy,
 )
 from tinker_cookbook.recipes.prompt_distillation.tasks import parse_labels
 from tinker_cookbook.recipes.start import DEMO_MODEL, blocking, chat_data, check_files
@@ -83,7 +85,7 @@ class CLIConfig(train.Config):
         # matches word for word, so without labels only test/nll is measured.
         if not dataset.split[1] or dataset.labels is None:
             return config
-        accuracy = StudentAccuracyBuilder(dataset=dataset, max_tokens=self.answer_max_tokens)
+        accuracy = partial(student_accuracy, dataset, self.answer_max_tokens)
         return chz.replace(
             config,
             evaluator_builders=[*config.evaluator_builders, accuracy],

@@ -86,23 +86,10 @@ class RubricGradedEnv(Env):
         format_coef: float = 0.1,
     ) -> None:
         self.renderer, self.datapoint, self.debug = renderer, datapoint, debug
+        self.convo, self.rubric_items = datapoint.convo, datapoint.rubric_items
+        self.messages = datapoint.convo  # for teachers
         self.grader_llm, self.format_coef = grader_llm, format_coef
         self._judge = grader_llm if isinstance(grader_llm, Judge) else TextJudge(grader_llm)
-
-    @property
-    def rubric_items(self) -> Sequence[Rubric]:
-        """The criteria."""
-        return self.datapoint.rubric_items
-
-    @property
-    def convo(self) -> Conversation:
-        """The conversation before the answer."""
-        return self.datapoint.convo
-
-    @property
-    def messages(self) -> Conversation:
-        """The conversation before the answer, for teachers."""
-        return self.convo
 
     @property
     def stop_condition(self) -> StopCondition:

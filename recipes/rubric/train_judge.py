@@ -9,6 +9,8 @@ weights as its judge; their path is printed at the end.
 
 from __future__ import annotations
 
+from functools import partial
+
 import chz
 
 from tinker_cookbook.backends import SamplingClient
@@ -16,10 +18,10 @@ from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.judges.judge import YES_NO, LabelJudge
 from tinker_cookbook.judges.labels import LabelRenderer
-from tinker_cookbook.recipes.rubric.data import LabelledAnswer, load_labelled
+from tinker_cookbook.recipes.rubric.data import load_labelled
 from tinker_cookbook.recipes.rubric.env import judge_agreement
 from tinker_cookbook.recipes.start import DEMO_MODEL, example_data
-from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.common import datum_from_model_input_weights
 from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset
@@ -61,25 +63,12 @@ class JudgeDatasetBuilder(SupervisedDatasetBuilder):
         return SupervisedDatasetFromHFDataset(rows, self.batch_size, datum), None
 
 
-@chz.chz
-class AgreementEvaluatorBuilder:
-    """Builds the evaluator of the labels of a file."""
-
-    test_path: str = chz.field(doc="File of labelled answers")
-    model_name: str = chz.field(doc="Model of the tokenizer")
-    renderer_name: str = chz.field(doc="Chat format")
-
-    def __call__(self) -> AgreementEvaluator:
-        """Returns the evaluator."""
-        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name))
-        return AgreementEvaluator(load_labelled(self.test_path), renderer)
-
-
 class AgreementEvaluator(SamplingClientEvaluator):
     """Agreement of the weights, as a judge, with held-out labels: ``judge/accuracy`` and others."""
 
-    def __init__(self, labelled: list[LabelledAnswer], renderer: Renderer) -> None:
-        self.labelled, self.renderer = labelled, renderer
+    def __init__(self, path: str | None, model_name: str, renderer_name: str) -> None:
+        self.labelled = load_labelled(path or example_data("rubric_labelled.jsonl"))
+        self.renderer = get_renderer(renderer_name, get_tokenizer(model_name))
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
         """Grades all answers, and prints the agreement."""
@@ -118,13 +107,9 @@ class CLIConfig(train.Config):
 
 async def main(cli: CLIConfig) -> None:
     """Trains the judge, and prints its agreement and where its weights are."""
-    builder = AgreementEvaluatorBuilder(
-        test_path=cli.test_path or str(example_data("rubric_labelled.jsonl")),
-        model_name=cli.model_name,
-        renderer_name=cli.renderer,
-    )
-    load_labelled(builder.test_path)  # an error in the file is one before the training
-    await train.main(chz.replace(cli, evaluator_builders=[*cli.evaluator_builders, builder]))
+    build = partial(AgreementEvaluator, cli.test_path, cli.model_name, cli.renderer)
+    build()  # an error in the file is one before the training
+    await train.main(chz.replace(cli, evaluator_builders=[*cli.evaluator_builders, build]))
     saved = get_last_checkpoint(cli.run_path, "sampler_path")
     if saved is not None:
         print_line(f"grader_model_path={saved.sampler_path}")

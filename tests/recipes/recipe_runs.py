@@ -45,7 +45,10 @@ class RecipeRuns:
             f"model_name={self.model}",
             f"log_path={self.folder / name}",
             f"behavior_if_log_dir_exists={behavior}",
-            *["renderer_name=role_colon", "lora_rank=4", "device=cpu", "dtype=float32"],
+            "renderer_name=role_colon",
+            "lora_rank=4",
+            "device=cpu",
+            "dtype=float32",
             *self.options.split(),
         ]
         if self.options:
@@ -55,11 +58,9 @@ class RecipeRuns:
         shared += ["batch_size=4", "num_epochs=2", "save_every=3", "learning_rate=0.005"]
         if self.recipe != "recipes.sl_basic":
             return shared
+        shared += [f"test_path={self.folder / 'test.jsonl'}", "eval_every=4", "show_samples=0"]
         return [
             *shared,
-            f"test_path={self.folder / 'test.jsonl'}",
-            "eval_every=4",
-            "show_samples=0",
             "warmup_steps=2",
             "grad_clip_norm=3",
             "weight_decay=0.01",

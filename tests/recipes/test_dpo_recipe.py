@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import math
 import signal
-import subprocess
-import sys
 
 import pytest
-from recipe_runs import REPO, RecipeRuns
+from recipe_runs import RecipeRuns
 
 from recipes.start import example_data
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from recipes.prompt_distillation import create_data
-from recipes.prompt_distillation.data import DistilledDatasetBuilder, StudentAccuracyBuilder
+from recipes.prompt_distillation.data import DistilledDatasetBuilder, student_accuracy
 from recipes.prompt_distillation.tasks import (
     LANGUAGE_NAMES,
     TASKS,
@@ -178,12 +178,12 @@ def test_the_teachers_accuracy_counts_dropped_answers_as_wrong(tmp_path, stories
     path = tmp_path / "d.jsonl"
     rows_of(path)
     builder = builder_of(path, stories_model, test_fraction=0.5)
-    constants = StudentAccuracyBuilder(dataset=builder)()._constants
+    constants = student_accuracy(builder, 8)._constants
     assert constants == {"teacher_accuracy": 0.5}  # of each group one query is a's and one is b's
     (tmp_path / "d.jsonl.run").mkdir()
     held_out = {asked.group for asked in builder.split[1]}
     lost = {"id": "x", "query": "?", "label": "a", "reason": "empty", "group": min(held_out)}
     (tmp_path / "d.jsonl.run" / "dropped.jsonl").write_text(json.dumps(lost) + "\n")
     builder = builder_of(path, stories_model, test_fraction=0.5)
-    constants = StudentAccuracyBuilder(dataset=builder)()._constants
+    constants = student_accuracy(builder, 8)._constants
     assert constants == {"teacher_accuracy": pytest.approx(5 / 11)}

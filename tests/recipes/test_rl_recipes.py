@@ -7,13 +7,12 @@ import json
 import signal
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 from recipe_runs import REPO, RecipeRuns, finish, last_of_each
 from tiny_model import make_tiny_model
 
-from recipes import rl_basic, rl_loop
+from recipes import rl_basic
 from recipes.math_rl import train as math_rl
 from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
 from recipes.math_rl.datasets import MathDatasetBuilder
@@ -34,7 +33,7 @@ MODULES = (
     "recipes.multiplayer_rl.text_arena.train",
     "tinker_cookbook.recipes.twenty_questions.train",
 )
-HEAVY = "torch transformers datasets tinker math_verify reasoning_gym pebble textarena".split()
+HEAVY = ("torch", "transformers", "datasets", "tinker", "math_verify", "pebble", "textarena")
 HELP = f"""
 import runpy, sys
 sys.argv = [sys.argv[1], "--help"]

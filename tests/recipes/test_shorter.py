@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from recipe_runs import RecipeRuns
 
-from recipes.preference.shorter import train
 from recipes.preference.shorter.env import (
     HELD_OUT,
     QUESTIONS,
@@ -15,9 +14,7 @@ from recipes.preference.shorter.env import (
     ShorterComparisonBuilder,
     ShorterPreferenceModelBuilder,
 )
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference.types import Comparison
-from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 

@@ -40,6 +40,7 @@ from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import (
     OpponentType,
 )
 from tinker_cookbook.renderers import Renderer, get_renderer, get_text_content
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.types import (
     Action,
     ActionExtra,
@@ -371,7 +372,15 @@ class TextArenaDatasetBuilder(GameSettings, BackendSettings, SamplerOptions, RLD
         train = TextArenaDataset(self, seats, max(1, self.num_train_datapoints // self.batch_size))
         if not self.num_test_datapoints or seats == 1:
             return train, None
-        return train, EvaluationGames(self, seats)
+        return train, ProblemDataset([seats], self.evaluation, 1, shuffle=False)
+
+    def evaluation(self, seats: int) -> EnvGroupBuilder:
+        """Returns games against the test opponent: each seat equally often, each game another
+        start."""
+        other = partial(self.open, self.test_opponent, ())
+        players = [trained, *[other] * (seats - 1)]
+        games = self.num_test_datapoints
+        return self.group(players, games, 1, same_start=False, rotate=True)
 
     def group(
         self, players: Sequence[OpenPlayer], num_games: int, *path: int, **more: Any
@@ -447,22 +456,3 @@ class TextArenaDataset(RLDataset):
             players = [trained if seat == own else other for seat in range(seats)]
         num_games = settings.group_size // players.count(trained)
         return settings.group(players, num_games, 0, batch, number, tags=[opponent])
-
-
-@dataclass
-class EvaluationGames(RLDataset):
-    """Games against the test opponent: each seat equally often, every game another start."""
-
-    builder: TextArenaDatasetBuilder
-    seats: int
-
-    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        """Returns all games as one group."""
-        other = partial(self.builder.open, self.builder.test_opponent, ())
-        players = [trained, *[other] * (self.seats - 1)]
-        num_games = self.builder.num_test_datapoints
-        return [self.builder.group(players, num_games, 1, same_start=False, rotate=True)]
-
-    def __len__(self) -> int:
-        """Returns 1."""
-        return 1

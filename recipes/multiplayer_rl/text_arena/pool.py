@@ -8,8 +8,6 @@ the same opponents.
 
 from __future__ import annotations
 
-import chz
-
 from tinker_cookbook.backends import TrainingClient
 from tinker_cookbook.eval.evaluators import TrainingClientEvaluator
 from tinker_cookbook.run.current import current_step
@@ -19,22 +17,14 @@ from tinker_cookbook.run.paths import local_path, write_atomically
 OPPONENTS_FILE = "opponents.jsonl"
 
 
-@chz.chz
-class SnapshotBuilder:
-    """Builds the evaluator that adds the current weights to the pool; it returns no metrics."""
+class Snapshots(TrainingClientEvaluator):
+    """Adds the current weights to the pool of the run in ``log_path``; returns no metrics."""
 
-    log_path: str = chz.field(doc="Folder of the run")
-
-    def __call__(self) -> TrainingClientEvaluator:
-        """Returns the evaluator."""
-        return _Snapshots(self.log_path)
-
-
-class _Snapshots(TrainingClientEvaluator):
     def __init__(self, log_path: str) -> None:
         self._log_path = log_path
 
     async def __call__(self, training_client: TrainingClient) -> dict[str, float]:
+        """Saves the weights."""
         step = current_step()
         saved = await training_client.save_weights_for_sampler(f"opponent-{step:06d}")
         # The line is written last: it proves that the weights can be opened. It replaces those of a

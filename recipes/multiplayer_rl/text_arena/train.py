@@ -13,6 +13,8 @@ between the seats, and the official recipe reports that it collapses after about
 
 from __future__ import annotations
 
+from functools import partial
+
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
@@ -22,7 +24,7 @@ from tinker_cookbook.recipes.multiplayer_rl.text_arena.env import (
     TextArenaDatasetBuilder,
 )
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import GameSettings
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.pool import SnapshotBuilder
+from tinker_cookbook.recipes.multiplayer_rl.text_arena.pool import Snapshots
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import OpponentType
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
@@ -85,7 +87,7 @@ class CLIConfig(train.Config, GameSettings):
         config = super(CLIConfig, chz.replace(self, groups_per_batch=groups)).resolved()
         if not self.snapshot_every:
             return config
-        builders = [*config.infrequent_evaluator_builders, SnapshotBuilder(log_path=self.run_path)]
+        builders = [*config.infrequent_evaluator_builders, partial(Snapshots, self.run_path)]
         return chz.replace(
             config,
             infrequent_evaluator_builders=builders,

@@ -12,7 +12,7 @@ import tinker
 from byte_tokenizer import NAME, registered
 
 from recipes.multiplayer_rl.text_arena import pool
-from recipes.multiplayer_rl.text_arena.pool import SnapshotBuilder, snapshots
+from recipes.multiplayer_rl.text_arena.pool import Snapshots, snapshots
 from recipes.multiplayer_rl.text_arena.tictactoe import (
     ModelPlayer,
     OptimalOpponent,
@@ -289,7 +289,7 @@ class Saver:
 
 def test_a_run_that_was_killed_replaces_the_snapshots_after_its_checkpoint(tmp_path, monkeypatch):
     """The snapshot of step 3 was saved and its checkpoint was not: the run goes on from step 2."""
-    evaluator = SnapshotBuilder(log_path=str(tmp_path))()
+    evaluator = Snapshots(str(tmp_path))
     for run, steps in (("OLD", range(4)), ("NEW", range(3, 7))):
         for step in steps:
             monkeypatch.setattr(pool, "current_step", lambda step=step: step)
