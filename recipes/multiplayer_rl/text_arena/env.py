@@ -27,7 +27,9 @@ from tinker_cookbook.completers import (
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.recipes.multiplayer_rl.fixed_model import FixedModel
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import (
-    ILLEGAL_MOVE_REWARD,
+    ILLEGAL_MOVE_REWARD as ILLEGAL_MOVE_REWARD,  # a name of the original
+)
+from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import (
     STOP_CONDITION,
     Game,
     GameSettings,
@@ -58,19 +60,6 @@ from tinker_cookbook.rl.types import (
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings
 from tinker_cookbook.utils import logtree
-
-__all__ = [
-    "ILLEGAL_MOVE_REWARD",
-    "STOP_CONDITION",
-    "TextArenaDatasetBuilder",
-    "TextArenaEnv",
-    "TextArenaGroupBuilder",
-    "TwoPlayerCoordinator",
-    "TwoPlayerEnv",
-    "TwoPlayerEnvGroupBuilder",
-    "TwoPlayerTextArenaDataset",
-    "TwoPlayerTextArenaDatasetBuilder",
-]
 
 OPPONENTS = ("self", "pool", "random", "optimal", "base_model")
 TwoPlayerCoordinator = Game
