@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import chz
 
@@ -163,12 +163,14 @@ class DeepcoderDatasetBuilder(ProblemDatasetBuilder):
         """Returns the episodes of a task."""
         # The same settings, except those of the group.
         names = chz.chz_fields(self).keys() & chz.chz_fields(DeepcoderEnvGroupBuilder).keys()
+        same: dict[str, Any] = {name: getattr(self, name) for name in names - {"group_size"}}
         return DeepcoderEnvGroupBuilder(
             task=problem,
             model_name=self.model_name_for_tokenizer,
+            group_size=size,
             # A small model writes one line without a block.
             code_block=self.dataset != ONE_LINE or self.dataset_path is not None,
-            **{name: getattr(self, name) for name in names} | {"group_size": size},
+            **same,
         )
 
     def renderer(self) -> Renderer:
