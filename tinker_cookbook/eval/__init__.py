@@ -4,7 +4,8 @@
 ``statistics`` intervals and tests, ``inspect_bridge`` runs tasks of Inspect AI.
 """
 
-# Official names are lazy, so a type checker does not see them.
+# Names are lazy, so that checkers do not see them.
+# ruff: noqa: F401
 # pyright: reportUnsupportedDunderAll=false
 from __future__ import annotations
 
@@ -33,38 +34,26 @@ if TYPE_CHECKING:
         run_benchmarks,
     )
 
+_LAZY = {
+    "BenchmarkEvaluator": "tinker_cookbook.eval.benchmark_evaluator",
+    **dict.fromkeys(
+        (
+            *("REGISTRY", "BenchmarkBuilder", "BenchmarkConfig", "BenchmarkResult"),
+            *("StoredTrajectory", "print_trajectory", "register"),
+            *("run_benchmark", "run_benchmarks"),
+        ),
+        "tinker_cookbook.eval.benchmarks",
+    ),
+}
+# Imported lazily: loops need only the evaluators, and benchmarks import RL environments.
+__getattr__ = lazy_exports(__name__, _LAZY)
 __all__ = [
-    "REGISTRY",
-    "BenchmarkBuilder",
-    "BenchmarkConfig",
-    "BenchmarkEvaluator",
-    "BenchmarkResult",
     "EvalStore",
     "Evaluator",
     "EvaluatorBuilder",
     "RunMetadata",
     "SamplingClientEvaluator",
     "SamplingClientEvaluatorBuilder",
-    "StoredTrajectory",
     "TrainingClientEvaluator",
-    "print_trajectory",
-    "register",
-    "run_benchmark",
-    "run_benchmarks",
+    *_LAZY,
 ]
-
-# Imported lazily: loops need only the evaluators, and benchmarks import RL environments.
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "BenchmarkEvaluator": "tinker_cookbook.eval.benchmark_evaluator",
-        **dict.fromkeys(
-            (
-                *("REGISTRY", "BenchmarkBuilder", "BenchmarkConfig", "BenchmarkResult"),
-                *("StoredTrajectory", "print_trajectory", "register"),
-                *("run_benchmark", "run_benchmarks"),
-            ),
-            "tinker_cookbook.eval.benchmarks",
-        ),
-    },
-)

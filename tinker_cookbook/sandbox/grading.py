@@ -22,8 +22,14 @@ from functools import cache, partial
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.sandbox.grading_runs import run_calls, run_program, run_stdio
-from tinker_cookbook.sandbox.grading_types import GraderSettings, JobResult, ProgramRun
+from tinker_cookbook.sandbox.grading_runs import (
+    GraderSettings,
+    JobResult,
+    ProgramRun,
+    run_calls,
+    run_program,
+    run_stdio,
+)
 from tinker_cookbook.sandbox.grading_worker import WorkerPool
 from tinker_cookbook.sandbox.inside import values
 from tinker_cookbook.sandbox.launch import SandboxProcess, SandboxTier

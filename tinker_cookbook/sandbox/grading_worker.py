@@ -13,7 +13,7 @@ from typing import Any
 
 from tinker_cookbook.exceptions import DataValidationError, SandboxError
 from tinker_cookbook.sandbox import launch
-from tinker_cookbook.sandbox.grading_types import GraderSettings, JobResult
+from tinker_cookbook.sandbox.grading_runs import GraderSettings, JobResult
 from tinker_cookbook.sandbox.launch import SandboxLimits, SandboxProcess, SandboxTier
 from tinker_cookbook.sandbox.sandbox_interface import (
     SandboxInfrastructureError,

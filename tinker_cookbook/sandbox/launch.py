@@ -177,7 +177,7 @@ def start(
         SandboxError: The sandbox did not start.
     """
     chosen = available_tier() if tier is None else parse_tier(tier)
-    if os.name != "posix" or sys.platform != "linux":
+    if sys.platform != "linux":
         raise SandboxUnavailableError(_refusal({SandboxTier.BUBBLEWRAP: "needs Linux"}))
     python = _interpreter(chosen)
     # A different user for each sandbox, so that process limits and signals do not mix.
@@ -433,17 +433,9 @@ def _refusal(problems: dict[SandboxTier, str]) -> str:
     return f"sandbox: this machine cannot isolate programs ({reasons}). {INSTALL}"
 
 
+@functools.cache
 def tier_problems() -> dict[SandboxTier, str]:
     """Returns why each tier does not work here; an empty text where it works."""
-    with _tiers_lock:
-        return _tried_tiers()
-
-
-_tiers_lock = threading.Lock()
-
-
-@functools.cache
-def _tried_tiers() -> dict[SandboxTier, str]:
     return {tier: _problem(tier) for tier in SandboxTier}
 
 

@@ -12,10 +12,10 @@ import shlex
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from tinker_cookbook.exceptions import ConfigurationError, SandboxError
+from tinker_cookbook.exceptions import SandboxError
 from tinker_cookbook.sandbox import launch
 from tinker_cookbook.sandbox.launch import SandboxLimits, SandboxProcess, SandboxTier
 from tinker_cookbook.sandbox.sandbox_interface import SandboxResult, SandboxTerminatedError
@@ -63,7 +63,6 @@ class LocalSandbox:
         *,
         limits: SandboxLimits | None = None,
         tier: SandboxTier | str | None = None,
-        read_only: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> LocalSandbox:
         """Makes a sandbox.
@@ -73,7 +72,6 @@ class LocalSandbox:
                 when they end; ``send_heartbeat`` is a command, too.
             limits: Resource limits of its programs.
             tier: ``bubblewrap`` or ``landlock``; None: the strongest that works on this machine.
-            read_only: Further host paths that programs can read, at the same place.
             environment: Further environment variables.
 
         Raises:
@@ -81,12 +79,7 @@ class LocalSandbox:
             SandboxError: The sandbox did not start.
         """
         limits = limits or SandboxLimits()
-        for path in read_only:
-            if not os.path.isabs(path) or not os.path.exists(path):
-                raise ConfigurationError(f"read_only: {path!r} is not an existing absolute path")
-        inside = await asyncio.to_thread(
-            launch.start, "agent", limits, tier, read_only=tuple(read_only)
-        )
+        inside = await asyncio.to_thread(launch.start, "agent", limits, tier)
         sandbox = cls(inside, limits, timeout)
         sandbox._environment.update(environment or {})
         sandbox._extend()

@@ -281,7 +281,7 @@ def test_kill_9_of_the_program_leaves_nothing(each_tier):
 
 
 def test_without_any_tier_nothing_runs(monkeypatch):
-    launch._tried_tiers.cache_clear()
+    launch.tier_problems.cache_clear()
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(launch.kernel, "landlock_version", lambda: 3)
     try:
@@ -290,4 +290,4 @@ def test_without_any_tier_nothing_runs(monkeypatch):
         assert "bwrap is not installed" in str(error.value)
         assert "Landlock version 3" in str(error.value)
     finally:
-        launch._tried_tiers.cache_clear()
+        launch.tier_problems.cache_clear()

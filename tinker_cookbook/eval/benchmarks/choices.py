@@ -6,8 +6,6 @@ highest log-probability after it is the answer. The text has the same format as 
 of lm-evaluation-harness, so that scores of base models can be compared.
 """
 
-# Official names are lazy, so a type checker does not see them.
-# pyright: reportUnsupportedDunderAll=false
 from __future__ import annotations
 
 import ast
@@ -36,21 +34,6 @@ from tinker_cookbook.grading.texts import comparable_text, extract_final_answer
 from tinker_cookbook.utils.imports import official_names
 
 __getattr__ = official_names(__name__)
-
-__all__ = [
-    "CEvalBenchmarkBuilder",
-    "CEvalMessageEnv",  # noqa: F822  (lazy)
-    "GPQABenchmarkBuilder",
-    "GPQAMessageEnv",  # noqa: F822  (lazy)
-    "MMLUBenchmarkBuilder",
-    "MMLUProBenchmarkBuilder",
-    "MMLUProMessageEnv",  # noqa: F822  (lazy)
-    "MMLUReduxBenchmarkBuilder",
-    "MMLUReduxMessageEnv",  # noqa: F822  (lazy)
-    "SuperGPQABenchmarkBuilder",
-    "SuperGPQAMessageEnv",  # noqa: F822  (lazy)
-    "extract_mcq_answer",
-]
 
 LETTERS = string.ascii_uppercase
 INSTRUCTION = "Answer with the letter of the right choice and nothing else."

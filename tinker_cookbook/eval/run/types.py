@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
-from typing_extensions import TypedDict
-
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Renderer
@@ -37,45 +35,14 @@ TurnRole: TypeAlias = Literal["user", "assistant", "environment", "grader"]
 Scoring: TypeAlias = Literal["generation", "logprob"]
 
 
-class StoredTurnDict(TypedDict):
-    """A ``StoredTurn`` as JSON."""
+StoredTurnDict: TypeAlias = dict[str, Any]
+"""A ``StoredTurn`` as JSON."""
 
-    role: TurnRole
-    content: str
-    token_count: int
-    metadata: dict[str, Any]
+StoredTrajectoryDict: TypeAlias = dict[str, Any]
+"""A ``StoredTrajectory`` as JSON: a line of ``trajectories.jsonl``."""
 
-
-class StoredTrajectoryDict(TypedDict):
-    """A line of ``trajectories.jsonl``."""
-
-    idx: int
-    benchmark: str
-    example_id: str
-    turns: list[StoredTurnDict]
-    reward: float
-    metrics: Metrics
-    logs: Logs
-    error: str | None
-    time_seconds: float
-    sample: int
-    key: str
-    prompt_key: str
-    grader: str
-
-
-class BenchmarkResultDict(TypedDict):
-    """``result.json``."""
-
-    name: str
-    score: float
-    num_examples: int
-    num_correct: int
-    num_errors: int
-    num_truncated: int
-    metrics: Metrics
-    time_seconds: float
-    pass_at_k: dict[str, float]
+BenchmarkResultDict: TypeAlias = dict[str, Any]
+"""A ``BenchmarkResult`` as JSON: ``result.json``; the keys of ``pass_at_k`` are text."""
 
 
 @dataclass
@@ -193,10 +160,10 @@ class StoredTrajectory:
 
     def to_dict(self) -> StoredTrajectoryDict:
         """Returns the JSON object."""
-        return StoredTrajectoryDict(**asdict(self))
+        return asdict(self)
 
     @classmethod
-    def from_dict(cls, d: StoredTrajectoryDict | Mapping[str, Any]) -> StoredTrajectory:
+    def from_dict(cls, d: Mapping[str, Any]) -> StoredTrajectory:
         """Returns the trajectory of a JSON object; unknown fields are ignored."""
         known = {item.name for item in fields(cls)}
         values: dict[str, Any] = {name: value for name, value in d.items() if name in known}
@@ -247,13 +214,11 @@ class BenchmarkResult:
         return min(1.0, self.num_correct / self.num_completed) if self.num_completed else 0.0
 
     def to_dict(self) -> BenchmarkResultDict:
-        """Returns the JSON object; the keys of ``pass_at_k`` become strings."""
-        values: dict[str, Any] = asdict(self)
-        values["pass_at_k"] = {str(k): p for k, p in self.pass_at_k.items()}
-        return BenchmarkResultDict(**values)
+        """Returns the JSON object."""
+        return asdict(self) | {"pass_at_k": {str(k): p for k, p in self.pass_at_k.items()}}
 
     @classmethod
-    def from_dict(cls, d: BenchmarkResultDict | Mapping[str, Any]) -> BenchmarkResult:
+    def from_dict(cls, d: Mapping[str, Any]) -> BenchmarkResult:
         """Returns the result of a JSON object; unknown fields are ignored."""
         known = {item.name for item in fields(cls)}
         values: dict[str, Any] = {name: value for name, value in d.items() if name in known}
