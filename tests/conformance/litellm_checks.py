@@ -12,7 +12,6 @@ import tinker
 
 from tinker_cookbook import backends, model_info, renderers
 from tinker_cookbook.third_party.litellm import register_litellm_provider
-from tinker_cookbook.third_party.litellm.provider import _ClientBundle
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 MODEL, URL, QWEN3 = sys.argv[1:]
@@ -80,8 +79,7 @@ class Scripted:
 
 
 qwen3 = get_tokenizer(QWEN3)
-bundle = _ClientBundle(Scripted(), renderers.get_renderer("qwen3", qwen3), qwen3, "scripted")
-provider._clients["scripted"] = bundle
+provider._models["scripted"] = Scripted(), renderers.get_renderer("qwen3", qwen3)
 made = litellm.completion(**ASKED | {"base_model": "scripted"}, tools=[TOOL]).choices[0]
 template = {"tools": [TOOL], "add_generation_prompt": True, "tokenize": False}
 reference = qwen3.encode(qwen3.apply_chat_template(MESSAGES, **template))
@@ -120,7 +118,7 @@ for error, word, more in (
 print("ok refusals")
 
 os.environ["TINKER_API_KEY"] = os.environ["KEY"]
-provider._clients.clear()
+provider._models.clear()
 provider._service_client = backends.connect(URL).service
 check(asyncio.run(litellm.acompletion(**ASKED, temperature=0)), base)
 print("ok server")

@@ -139,7 +139,7 @@ def test_days_of_the_audit_log_are_fetched_until_they_are_over(tmp_path, monkeyp
     assert due == days[:2]
     with pytest.raises(ConfigurationError, match="interval_seconds: got 0"):
         save_audit_log.main(["--interval-seconds", "0"])
-    with pytest.raises(tinker.BadRequestError, match="audit log: this server has none"):
+    with pytest.raises(tinker.NotFoundError, match="no projects, traces, audit log"):
         save_audit_log.run_once(ours, tmp_path, 0)
 
 

@@ -95,7 +95,7 @@ def test_a_conversation_in_both_directions(tmp_path):
     ("message", "error"),
     [
         ({"role": "user", "content": "", "reasoning_content": "x"}, "only valid on assistant"),
-        ({"role": "assistant", "content": "", "reasoning": {"a": 1}}, "must be a string"),
+        ({"role": "assistant", "content": "", "reasoning": {"a": 1}}, "expected a text"),
         ({"role": "assistant", "content": "", "function_call": {"name": "f"}}, "'function_call'"),
         ({"role": "user", "content": [{"type": "file", "file": {}}]}, r"\[0\]\.type: got 'file'"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, 'data URI, {"url"'),

@@ -8,29 +8,22 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from tinker_cookbook.backends.connect import Connection
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
-from tinker_cookbook.renderers import Message, StreamingTextDelta, StreamingThinkingDelta
+from tinker_cookbook.renderers import Message
 from tinker_cookbook.renderers.core.codec import token_bytes
-from tinker_cookbook.renderers.core.messages import (
-    TextPart,
-    ThinkingPart,
-    ToolCall,
-)
 from tinker_cookbook.renderers.core.parsing import ContentDelta
 from tinker_cookbook.sampling_model import SamplingModel
-from tinker_cookbook.third_party.openai_compat import tinker_messages_to_openai
 from tinker_cookbook.utils.imports import tinker
 
-_OPENAI_PREFIX = "/oai/api/v1"  # OpenAI API of tinker_cookbook.server
 _PROBE_SECONDS = 5.0
 
 Show: TypeAlias = Callable[[ContentDelta], None]
-_Tokens: TypeAlias = "Sequence[tuple[int, float]]"
-"""Token ids with their log-probabilities."""
+_Take: TypeAlias = "Callable[[Sequence[tuple[int, float]]], None]"
+"""Gets token ids with their log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -68,17 +61,16 @@ class Answer:
 
 @dataclass
 class ChatModel:
-    """Model that answers through the SDK's sampling client.
-
-    The bundled engine reports tokens as they are sampled; other clients return only complete
-    answers.
-    """
+    """Model that answers through a sampling client, or streams from a server of this package."""
 
     model: SamplingModel
     label: str
     context_length: int | None
     """Maximum tokens of prompt and answer together, if the backend reports it."""
     streams: bool = False
+    """Whether the client reports tokens as they are sampled, as the bundled engine's does."""
+    url: str | None = None
+    """URL of a ``tinker_cookbook.server``."""
 
     def prompt(self, messages: Sequence[Message]) -> tinker.ModelInput:
         """Returns the prompt for the next answer."""
@@ -91,11 +83,11 @@ class ChatModel:
 
         Cancelling the task ends the sampling and returns the answer so far, as ``interrupted``.
         """
-        renderer = self.model.renderer
+        renderer, prompt = self.model.renderer, self.prompt(messages)
         parser = renderer.response_parser()
         tokens: list[tuple[int, float]] = []
 
-        def take(new: _Tokens) -> None:
+        def take(new: Sequence[tuple[int, float]]) -> None:
             tokens.extend(new)
             for delta in parser.feed([token for token, _ in new]):
                 show(delta)
@@ -109,8 +101,11 @@ class ChatModel:
         )
         ending: Literal["stop", "length", "interrupted"] = "stop"
         sample = self._stream if self.streams else self._sample_whole
+        # Prompts with images are sent through the SDK.
+        if self.url and all(chunk.type == "encoded_text" for chunk in prompt.chunks):
+            sample = self._stream_from_server
         try:
-            await sample(self.prompt(messages), params, take)
+            await sample(prompt, params, take)
         except asyncio.CancelledError:
             ending = "interrupted"
         for delta in parser.finish():
@@ -124,7 +119,7 @@ class ChatModel:
         return Answer(message, ending, named)
 
     async def _stream(
-        self, prompt: tinker.ModelInput, params: tinker.SamplingParams, take: Callable[..., None]
+        self, prompt: tinker.ModelInput, params: tinker.SamplingParams, take: _Take
     ) -> None:
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, float] | None]()
 
@@ -147,7 +142,7 @@ class ChatModel:
             future.cancel()  # no effect if it has ended
 
     async def _sample_whole(
-        self, prompt: tinker.ModelInput, params: tinker.SamplingParams, take: Callable[..., None]
+        self, prompt: tinker.ModelInput, params: tinker.SamplingParams, take: _Take
     ) -> None:
         response = await self.model.client.sample(
             prompt=prompt, num_samples=1, sampling_params=params
@@ -156,106 +151,46 @@ class ChatModel:
         logprobs = sequence.logprobs or [float("nan")] * len(sequence.tokens)
         take(list(zip(sequence.tokens, logprobs, strict=True)))
 
-
-@dataclass
-class StreamedChatModel(ChatModel):
-    """Model of a ``tinker_cookbook.server``, streamed through its OpenAI API."""
-
-    url: str = ""
-    """URL of the OpenAI API."""
-    key: str = field(default="", repr=False)
-
-    async def answer(
-        self, messages: Sequence[Message], choices: SamplingChoices, show: Show
-    ) -> Answer:
-        """Samples one answer like :meth:`ChatModel.answer`."""
-        body = {
-            "model": self.model.name,
-            "messages": tinker_messages_to_openai(messages)["messages"],
-            "renderer_name": self.model.renderer_name,
-            "max_tokens": choices.max_tokens,
-            "temperature": choices.temperature,
-            "top_p": choices.top_p,
-            "seed": choices.seed,
-            "logprobs": True,
-            "stream": True,
-        }
-        received = _Received(show)
-        ending: Literal["stop", "length", "interrupted"] = "interrupted"
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._receive(body, received)
-            ending = "length" if received.finish_reason == "length" else "stop"
-        return Answer(received.message(), ending, received.tokens)
-
-    async def _receive(self, body: dict[str, Any], received: _Received) -> None:
+    async def _stream_from_server(
+        self, prompt: tinker.ModelInput, params: tinker.SamplingParams, take: _Take
+    ) -> None:
         import httpx
 
-        headers = {"Authorization": f"Bearer {self.key}"}
-        # No time limit: an answer may wait for other requests, and Ctrl-C ends it.
+        stops: Any = params.stop or []
+        names = ("max_tokens", "temperature", "top_p", "seed")
+        body = {
+            "model": self.model.name,
+            "token_ids": prompt.to_ints(),
+            "stream": True,
+            "sampling_params": {
+                **{name: getattr(params, name) for name in names},
+                "stop": [one for one in stops if isinstance(one, str)],
+                "stop_token_ids": [one for one in stops if not isinstance(one, str)],
+                "logprobs": 0,
+            },
+        }
+        headers = {"Authorization": f"Bearer {os.environ.get('TINKER_API_KEY', '')}"}
+        url, ended = f"{self.url}/inference/v1/generate", False
         try:
+            # No time limit: an answer may wait for other requests, and Ctrl-C ends it.
             async with (
-                httpx.AsyncClient(timeout=None) as http,
-                http.stream(
-                    "POST", f"{self.url}/chat/completions", json=body, headers=headers
-                ) as response,
+                httpx.AsyncClient(timeout=None, headers=headers) as http,
+                http.stream("POST", url, json=body) as response,
             ):
-                if response.status_code != 200:
-                    await response.aread()
-                    raise BackendError(_message_of(response.text, response.status_code))
                 async for line in response.aiter_lines():
-                    if line.startswith("data: ") and line != "data: [DONE]":
-                        received.add(json.loads(line.removeprefix("data: ")))
+                    if response.status_code != 200 or "error" in line[:16]:
+                        raise BackendError(
+                            json.loads(line.removeprefix("data: "))["error"]["message"]
+                        )
+                    if line.startswith("data: {"):
+                        (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                        logprobs = [one["logprob"] for one in choice["logprobs"]["content"]]
+                        take(list(zip(choice["token_ids"], logprobs, strict=True)))
+                        ended = choice["finish_reason"] is not None
         except httpx.HTTPError as error:
-            raise BackendError(f"{self.url}: the answer ended early ({error!r})") from error
-        if received.finish_reason is None:
-            raise BackendError(f"{self.url}: the answer ended without a finish reason")
-
-
-class _Received:
-    """Assembles the chunks of an OpenAI API stream."""
-
-    def __init__(self, show: Show) -> None:
-        self._show = show
-        self._text, self._thinking, self._calls = "", "", list[ToolCall]()
-        self.tokens: list[AnswerToken] = []
-        self.finish_reason: str | None = None
-
-    def add(self, chunk: dict[str, Any]) -> None:
-        """Adds one chunk; raises ``BackendError`` for a server error."""
-        if "error" in chunk:
-            raise BackendError(chunk["error"]["message"])
-        for choice in chunk["choices"]:
-            delta = choice["delta"]
-            if thinking := delta.get("reasoning_content"):
-                self._thinking += thinking
-                self._show(StreamingThinkingDelta(thinking))
-            if text := delta.get("content"):
-                self._text += text
-                self._show(StreamingTextDelta(text, content_index=1 if self._thinking else 0))
-            for call in delta.get("tool_calls") or ():
-                fields = {name: call[name] for name in ("id", "function")}
-                self._calls.append(ToolCall.model_validate(fields))
-            for token in (choice.get("logprobs") or {}).get("content") or ():
-                self.tokens.append(AnswerToken(bytes(token["bytes"]), token["logprob"]))
-            self.finish_reason = choice["finish_reason"] or self.finish_reason
-
-    def message(self) -> Message:
-        """Returns the message; its content is a string if there is no thinking."""
-        message = Message(role="assistant", content=self._text)
-        if self._thinking:
-            thinking = ThinkingPart(type="thinking", thinking=self._thinking)
-            text = [TextPart(type="text", text=self._text)] if self._text else []
-            message["content"] = [thinking, *text]
-        if self._calls:
-            message["tool_calls"] = self._calls
-        return message
-
-
-def _message_of(body: str, status: int) -> str:
-    try:
-        return json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered {status}: {body[:200]}"
+            raise BackendError(f"{url}: the answer ended early ({error!r})") from error
+        if not ended:
+            raise BackendError(f"{url}: the answer ended without a finish reason")
 
 
 async def chat_models(connection: Connection, models: Sequence[SamplingModel]) -> list[ChatModel]:
@@ -269,34 +204,29 @@ async def chat_models(connection: Connection, models: Sequence[SamplingModel]) -
             raise ConfigurationError(f"model_path: got {name} twice, expected different models")
     labels = short_names([model.given or model.name for model in models])
     contexts = await _context_lengths(connection)
-    streamed: dict[str, Any] | None = None
-    if connection.kind == "tinker":
-        streamed = await _openai_api(connection)
-    chats: list[ChatModel] = []
-    for model, label in zip(models, labels, strict=True):
-        context = contexts.get(model.model_name)
-        if streamed is not None:
-            chats.append(StreamedChatModel(model, label, context, **streamed))
-        else:
-            chats.append(ChatModel(model, label, context, streams=connection.kind == "local"))
-    return chats
+    url = await _server_url(connection) if connection.kind == "tinker" else None
+    streams = connection.kind == "local"
+    return [
+        ChatModel(model, label, contexts.get(model.model_name), streams, url)
+        for model, label in zip(models, labels, strict=True)
+    ]
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Returns a short label for each model: the last part of its name, or more parts
-    if that is not unique."""
-    parts = [name.removeprefix("tinker://").split("/") for name in names]
-    # Skip the kind of weights, which is the same in most names.
-    parts = [[word for word in words if word not in ("sampler_weights", "")] for words in parts]
-    return [
-        next(
-            label
-            for count in range(1, len(words) + 1)
-            if [w[-count:] for w in parts].count(words[-count:]) == 1 or count == len(words)
-            for label in ["/".join(words[-count:])]
-        )
-        for words in parts
+    """Returns a short label for each model: the last part of its name, or more parts if that is not
+    unique."""
+    # Without the kind of weights, which is the same in most names.
+    parts = [
+        [word for word in name.removeprefix("tinker://").split("/") if word != "sampler_weights"]
+        for name in names
     ]
+    labels = []
+    for words in parts:
+        count = 1
+        while count < len(words) and [w[-count:] for w in parts].count(words[-count:]) > 1:
+            count += 1
+        labels.append("/".join(words[-count:]))
+    return labels
 
 
 async def _context_lengths(connection: Connection) -> dict[str, int]:
@@ -312,21 +242,16 @@ async def _context_lengths(connection: Connection) -> dict[str, int]:
     }
 
 
-async def _openai_api(connection: Connection) -> dict[str, Any] | None:
-    """Returns URL and key of the OpenAI API if the server is a ``tinker_cookbook.server``."""
+async def _server_url(connection: Connection) -> str | None:
+    """Returns the server's URL if it is a ``tinker_cookbook.server``."""
     import httpx
     from tinker.lib.base_url import resolve_base_url
 
-    key = os.environ.get("TINKER_API_KEY")
-    if not key:  # a stored login exists only for the hosted service
-        return None
-    _, url, *_ = connection.target
-    address = resolve_base_url(url).rstrip("/") + _OPENAI_PREFIX
-    with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
+    _, given, *_ = connection.target
+    url = resolve_base_url(given).rstrip("/")
+    with contextlib.suppress(httpx.HTTPError, ValueError, AttributeError):
         async with httpx.AsyncClient(timeout=_PROBE_SECONDS) as http:
-            response = await http.get(
-                f"{address}/models", headers={"Authorization": f"Bearer {key}"}
-            )
-        if any(entry["owned_by"] == "tinker_cookbook" for entry in response.json()["data"]):
-            return {"url": address, "key": key}
+            response = await http.get(f"{url}/healthz")
+        if response.json().get("server") == "tinker_cookbook":
+            return url
     return None

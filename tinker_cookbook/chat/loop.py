@@ -14,13 +14,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-from tinker_cookbook.chat.screen import (
-    ending_note,
-    screen_of,
-    tokens_legend,
-    tokens_table,
-    tokens_text,
-)
+from tinker_cookbook.chat.screen import Screen, ending_note, tokens_table
 from tinker_cookbook.chat.session import ChatSession
 from tinker_cookbook.exceptions import (
     DataError,
@@ -35,8 +29,7 @@ HELP = """\
 /reset          start a new conversation with the same system prompt
 /system TEXT    set the system prompt; without TEXT, show it; /system "" removes it
 /save FILE      add the conversation to a JSONL file, which recipes.sl_basic trains on
-/tokens         show the tokens of the last answer, coloured by probability
-/tokens numbers show their log-probabilities in a table
+/tokens         show the log-probabilities of the last answer's tokens
 /image FILE     show an image with the next message; several are shown in order
 /retry          sample the last answer again
 /undo           remove the last turn
@@ -123,7 +116,7 @@ class ChatLoop:
 
     def _send(self, content: Content) -> None:
         session = self.session
-        screen = screen_of(self._console, self._labels, session.choices.max_tokens)
+        screen = Screen(self._console, self._labels, session.choices.max_tokens)
         with screen:
             answers = self._runner.run(session.send(content, screen.show, screen.end))
         if all(answer.is_empty for answer in answers):
@@ -179,17 +172,9 @@ class ChatLoop:
     def _tokens(self, rest: str) -> None:
         if not self.session.turns:
             raise DataError("there is no answer yet to show tokens of")
-        answers = self.session.turns[-1]
-        numbers = rest == "numbers" or not self._console.is_terminal
-        for label, answer in zip(self._labels, answers, strict=True):
-            if len(answers) > 1:
-                self._console.print(Text(f"[{label}]", style="bold cyan"))
-            if numbers:
-                self._console.print(tokens_table(answer.tokens))
-            else:
-                self._console.print(tokens_text(answer.tokens), soft_wrap=True)
-        if not numbers:
-            self._console.print(tokens_legend())
+        for label, answer in zip(self._labels, self.session.turns[-1], strict=True):
+            self._console.print(Text(f"[{label}]", style="bold cyan"))
+            self._console.print(tokens_table(answer.tokens))
 
     def _retry(self, rest: str) -> None:
         session = self.session

@@ -78,7 +78,6 @@ class ChatSession:
     def __post_init__(self) -> None:
         self.histories = [[] for _ in self.models]
         self._num_sampled = 0
-        self._unfinished: list[Message] = []  # truncated or interrupted answers
         self._dropped = [0] * len(self.models)
 
     async def send(
@@ -130,17 +129,17 @@ class ChatSession:
         self.turns.append(answers)
         for history, one in zip(self.histories, answers, strict=True):
             history += [message, one.message]
-            if one.ending != "stop":
-                self._unfinished.append(one.message)
         return answers
 
     def undo(self) -> Content:
         """Removes the last turn and returns the user's message; DataError if there is none."""
-        contents = [self._pop(history) for history in self.histories if history]
-        if not contents:
+        if not self.turns:
             raise DataError("the conversation is empty: there is no turn to remove")
         self.turns.pop()
-        return contents[0]
+        content = self.histories[0][-2]["content"]
+        for history in self.histories:
+            del history[-2:]
+        return content
 
     def reset(self) -> None:
         """Starts a new conversation with the same system prompt."""
@@ -157,37 +156,31 @@ class ChatSession:
         if not any(self.histories):
             raise DataError("the conversation is empty: there is nothing to save")
         path = local_path(file, "/save")
+        system = system_message(self.system_prompt)
+        new: list[dict[str, Any]] = []
+        for model, history in zip(self.models, self.histories, strict=True):
+            messages = [message_to_jsonable(message) for message in [*system, *history]]
+            new.append({"messages": messages, "model": model.model.name})
         # The file is rewritten, and an incomplete line would be lost. This command writes none.
         if ends_incomplete(path):
             raise DataError(
                 f"/save: {path}: the last line is not a JSON object; choose a new file or a JSONL "
                 "file of conversations"
             )
-        system = system_message(self.system_prompt)
-        new: list[dict[str, Any]] = []
-        for model, history in zip(self.models, self.histories, strict=True):
-            messages = [message_to_jsonable(message) for message in [*system, *history]]
-            new.append({"messages": messages, "model": model.model.name})
-        kept = [row for row in read_rows(path) if not any(_continues(row, one) for one in new)]
+        rows = [row for row in read_rows(path) if not any(_continues(row, one) for one in new)]
+        rows += new
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, b"".join(map(encode_row, [*kept, *new])))
+            write_atomically(path, b"".join(map(encode_row, rows)))
         except OSError as error:
             raise ConfigurationError(
                 f"/save: {path} cannot be written: {error.strerror or error}; choose another file"
             ) from error
-        rows = f"{len(kept) + len(new)} conversation{'s' if len(kept) + len(new) > 1 else ''}"
-        saved = [message for history in self.histories for message in history]
-        count = sum(any(message is one for one in self._unfinished) for message in saved)
         # A model trained on a truncated answer learns to stop there.
-        warning = (
-            f"; {count} of its answers were truncated or stopped (/retry, /undo)" if count else ""
-        )
-        return f"saved to {path}, which has {rows} now{warning}"
-
-    def _pop(self, history: list[Message]) -> Content:
-        history.pop()
-        return history.pop()["content"]
+        count = sum(one.ending != "stop" for answers in self.turns for one in answers)
+        warning = f"; {count} of its answers were truncated or stopped" if count else ""
+        number = f"{len(rows)} conversation{'s' * (len(rows) > 1)}"
+        return f"saved to {path}, which has {number} now{warning}"
 
     def _note_dropped(self, fitted: Sequence[Fitted]) -> None:
         for i, (model, one) in enumerate(zip(self.models, fitted, strict=True)):

@@ -175,11 +175,11 @@ async def _handle_error(request: Request, error: Exception) -> JSONResponse:
         problem = f"{request.method} {path}: this path exists for {allowed} only"
         error = HTTPException(405, problem, error.headers)
     elif isinstance(error, HTTPException) and error.status_code == 404:
-        problem = f"{request.method} {path}: this server has no such path; /docs lists all"
+        problem = "this server has no such path; /docs lists all. "
         if path.startswith("/api/"):
-            error = NotFoundError(f"{problem}. The hosted service has more (projects, billing, …)")
+            error = NotFoundError(f"{problem}It has no projects, traces, audit log and billing")
         else:
             # A client of OpenAI's API with a wrong base URL shows only errors in OpenAI's format.
-            problem += f". The OpenAI API is at {openai.ROOT_PREFIX}"
+            problem += f"The OpenAI API is at {openai.ROOT_PREFIX}"
             error = ApiError(problem, status=404, code="unknown_url")
     return error_response(error, path)

@@ -37,13 +37,10 @@ def openai_messages_to_tinker(messages: list[dict[str, Any]]) -> list[Message]:
 
 def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key in REASONING_KEYS:
-        reasoning = message.get(key)
-        if reasoning and not isinstance(reasoning, str):
-            raise RendererError(f"{where}.{key}: got {reasoning!r:.80}, must be a string")
-        if reasoning and message["role"] != "assistant":
+        if (reasoning := message.get(key)) and message["role"] != "assistant":
             raise RendererError(
-                f"{where}.{key}: got it on role {message['role']!r}, but reasoning is only valid "
-                "on assistant messages"
+                f"{where}.{key}: got {reasoning!r:.80} on role {message['role']!r}, but reasoning "
+                "is only valid on assistant messages"
             )
     content = message.get("content") or ""
     if isinstance(content, list):
@@ -75,7 +72,7 @@ def tinker_messages_to_openai(messages: Sequence[Message]) -> OpenAIChatInput:
 
     Raises:
         RendererError: Thinking of another role than assistant, an unknown part, or a declaration
-            of tools that is not in OpenAI's form or differs from one of the same name.
+            of tools that is not in OpenAI's form.
     """
     tools: dict[str, dict[str, Any]] = {}
     converted: list[dict[str, Any]] = []
@@ -84,11 +81,7 @@ def tinker_messages_to_openai(messages: Sequence[Message]) -> OpenAIChatInput:
             converted.append(_openai(message, f"messages[{i}]"))
             continue
         for tool in _declared(message["content"], f"messages[{i}].content"):
-            name = tool["function"]["name"]
-            if tools.setdefault(name, tool) != tool:
-                raise RendererError(
-                    f"messages[{i}].content: {name!r} is declared twice with different specs"
-                )
+            tools[tool["function"]["name"]] = tool
     result = OpenAIChatInput(messages=converted)
     if tools:
         result["tools"] = list(tools.values())
@@ -98,19 +91,13 @@ def tinker_messages_to_openai(messages: Sequence[Message]) -> OpenAIChatInput:
 def _declared(content: Any, where: str) -> list[dict[str, Any]]:
     try:
         tools = json.loads(content)
-    except (TypeError, ValueError):
-        tools = None
-    is_list = isinstance(tools, list)
-    if not is_list or not all(
-        isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools
-    ):
-        raise RendererError(
-            f"{where}: got {content!r:.80}, expected a JSON list of OpenAI tools: {TOOL_SHAPE}"
-        )
-    for tool in tools:
-        if not isinstance(name := tool["function"].get("name"), str):
-            raise RendererError(f"{where}: got {name!r}, but a tool's name must be a string")
-    return tools
+        if all(isinstance(tool["function"]["name"], str) for tool in tools):
+            return list(tools)
+    except (TypeError, ValueError, KeyError):
+        pass
+    raise RendererError(
+        f"{where}: got {content!r:.80}, expected a JSON list of OpenAI tools: {TOOL_SHAPE}"
+    )
 
 
 def _openai(message: Message, where: str) -> dict[str, Any]:

@@ -58,14 +58,14 @@ def tinker_messages_to_sft_message_list(
         plain = [Message(role=m["role"], content=m["content"]) for m in messages]
         trained = select_trained(plain, train_on_what)
     untrained = chat.MessageMetadata(training_metadata=chat.TrainingMetadata(0.0, False))
-    converted: list[Any] = []
-    for message, is_trained in zip(messages, trained, strict=True):
-        for part in _tml_messages(message):
-            by_model = part.author.kind == chat.AuthorKind.Model
-            converted.append(
-                part.copy(message_metadata=untrained) if by_model and not is_trained else part
-            )
-    return chat.MessageList(converted)
+    model = chat.AuthorKind.Model
+    return chat.MessageList(
+        [
+            part.copy(message_metadata=untrained) if part.author.kind == model and not on else part
+            for message, on in zip(messages, trained, strict=True)
+            for part in _tml_messages(message)
+        ]
+    )
 
 
 def message_list_to_tinker_messages(messages: tml_chat.MessageList) -> list[Message]:
@@ -74,9 +74,7 @@ def message_list_to_tinker_messages(messages: tml_chat.MessageList) -> list[Mess
     They have what tml-renderers stores: images and audio as data URIs, schemas of tools with sorted
     keys. Weights are not read. Raises ValueError for content without a part here.
     """
-    return [
-        _tinker_message(turn) for turn in _chat().OpenAIMessage.from_messages(messages.messages)
-    ]
+    return [*map(_tinker_message, _chat().OpenAIMessage.from_messages(messages.messages))]
 
 
 def _chat() -> Any:
@@ -124,11 +122,8 @@ def _is_remote_audio(part: Mapping[str, Any]) -> bool:
 
 
 def _audio_pointer(part: Mapping[str, Any]) -> tml_chat.AudioPointer:
-    if missing := {"format", "num_frames", "sample_rate"} - part.keys():
-        raise ValueError(
-            f"content: got audio at an address without {', '.join(sorted(missing))}, expected "
-            "format, num_frames and sample_rate"
-        )
+    if {"format", "num_frames", "sample_rate"} - part.keys():
+        raise ValueError("content: audio at an address needs format, num_frames and sample_rate")
     chat = _chat()
     kind = getattr(chat.AudioFormat, str(part["format"]).title())
     return chat.AudioPointer(part["audio"], kind, part["num_frames"], part["sample_rate"])
@@ -170,11 +165,10 @@ def _part(content: Any) -> Any:
         raise ValueError(f"content: got {type(content).__name__}, which no message has here")
     formats = {chat.AudioFormat.Wav: "wav", chat.AudioFormat.Mp3: "mp3"}
     kind = formats.get(content.format, "flac")
-    part = {"type": "audio", "audio": content.location, "format": kind}
+    lengths = {"num_frames": content.num_frames, "sample_rate": content.sample_rate}
     # The header of a WAV file has its length.
-    if kind == "wav" and content.location.startswith("data:"):
-        return part
-    return {**part, "num_frames": content.num_frames, "sample_rate": content.sample_rate}
+    known = kind == "wav" and content.location.startswith("data:")
+    return {"type": "audio", "audio": content.location, "format": kind} | ({} if known else lengths)
 
 
 def _tool_call(call: Any) -> ToolCall:

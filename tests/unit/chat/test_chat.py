@@ -150,7 +150,7 @@ def test_retry_samples_another_answer_and_undo_removes_the_turn(opened):
     assert chat.session.histories[0][1]["content"] == second
     assert chat.notes[-1] == "the earlier answer was kept"
     chat.session.system_prompt = ""
-    for line in ("More", "/undo", "/tokens numbers"):  # of the answer that is the last one again
+    for line in ("More", "/undo", "/tokens"):  # of the answer that is the last one again
         chat.loop.handle(line)
     assert chat.session.turns[-1][0].message["content"] == second
     chat.loop.handle("/undo")

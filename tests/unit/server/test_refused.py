@@ -12,7 +12,7 @@ def test_addresses_of_the_hosted_service_are_not_here(caller, address):
     method, path = address.split()
     answer = caller().http.request(method, path, json={})
     assert answer.status_code == 404
-    assert "The hosted service has more" in answer.json()["detail"]
+    assert "no projects, traces, audit log and billing" in answer.json()["detail"]
     assert caller(None).http.request(method, path, json={}).status_code == 401
 
 

@@ -208,13 +208,14 @@ def test_a_stop_finishes_the_step_in_hand_and_tells_its_client(own_server, stori
     queued = mine.train(model, 2, data=_long(200))[1]
     begin = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
-        polls = [pool.submit(mine.post, "retrieve_future", **one) for one in (in_hand, queued)]
+        ask = mine.http.post
+        polls = [pool.submit(ask, "retrieve_future", json=one) for one in (in_hand, queued)]
         time.sleep(0.5)
         assert not polls[0].done()
         assert own_server.stop() == 0
-        status, answer = polls[0].result()
-        assert (status, answer.keys() >= {"metrics"}) == (200, True)
-        assert polls[1].result()[0] == 408
+        answer = polls[0].result()
+        assert (answer.status_code, "protobuf" in answer.headers["content-type"]) == (200, True)
+        assert polls[1].result().status_code == 408
     assert time.monotonic() - begin < 30
 
 

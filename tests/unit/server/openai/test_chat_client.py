@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tinker_cookbook.backends import connect
-from tinker_cookbook.chat.answers import SamplingChoices, StreamedChatModel, chat_models
+from tinker_cookbook.chat.answers import SamplingChoices, chat_models
 from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 
@@ -36,7 +36,7 @@ def served(oai_serving, monkeypatch):
 
 def test_the_streamed_answer_is_that_of_the_engine(served, here, stories_model):
     remote = served(stories_model, "role_colon")
-    assert isinstance(remote, StreamedChatModel)
+    assert remote.url
     assert remote.context_length == 512
     pieces = []
     answer = asyncio.run(remote.answer(MESSAGES, CHOICES, pieces.append))
