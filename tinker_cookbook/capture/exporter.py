@@ -8,7 +8,6 @@ import logging
 import os
 import posixpath
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -18,8 +17,6 @@ logger = logging.getLogger(__name__)
 
 CaptureRecord = dict[str, Any]
 """JSON values; ``kind`` is ``sample``, ``train_op`` or a name of the user's."""
-
-_FAILURE_REPORT_INTERVAL_SEC = 30.0  # between two lines of the log while a sink fails
 
 
 class CaptureSink(Protocol):
@@ -96,8 +93,7 @@ class CaptureExporter:
         self._finished = 0  # records that it has stored or refused
         self._flushes = 0  # callers that wait for an immediate export
         self._pending = 0
-        self._reported_at: float | None = None  # last line of the log about the present failure
-        self._unreported = 0
+        self._is_failing = False
         if not self._closed:
             self._flusher = threading.Thread(target=self._work, name="capture", daemon=True)
             self._flusher.start()
@@ -183,30 +179,16 @@ class CaptureExporter:
             self._in_flight = count
             return [self._queue.popleft() for _ in range(count)]
 
-    def _export(self, batch: list[CaptureRecord]) -> bool:
+    def _export(self, batch: list[CaptureRecord]) -> None:
         try:
             self._sink.export(batch, timeout=self._export_timeout_sec)
+            self._is_failing = False
         except Exception as error:
             self.export_failures += 1
-            self._unreported += 1
-            self._report(error, len(batch))
-            return False
-        self._reported_at = None
-        return True
-
-    def _report(self, error: Exception, count: int) -> None:
-        """Logs the first failure with its traceback, later ones as one line each half a minute."""
-        now = time.monotonic()
-        if self._reported_at is None:
-            logger.warning("capture: export failed, %d records are lost", count, exc_info=error)
-        elif now - self._reported_at >= _FAILURE_REPORT_INTERVAL_SEC:
-            logger.warning(
-                "capture: the sink is still failing, %d batches since the last report: %r",
-                *(self._unreported, error),
-            )
-        else:
-            return
-        self._reported_at, self._unreported = now, 0
+            # Once for a series of failures; ``shutdown`` has their number.
+            if not self._is_failing:
+                logger.warning("capture: export failed, records are lost", exc_info=error)
+            self._is_failing = True
 
 
 _exporters: weakref.WeakSet[CaptureExporter] = weakref.WeakSet()

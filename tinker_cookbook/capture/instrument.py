@@ -57,23 +57,22 @@ def instrument_tinker(exporter: CaptureExporter) -> None:
 
     global _exporter
     _exporter = exporter
+    sample = _Kind("sample", _sample_request, _sample_outcome)
     for owner in (tinker.SamplingClient, LocalSamplingClient):
-        _replace(owner, "sample", _make_sample_wrapper)
-        _replace(owner, "sample_async", _make_sample_async_wrapper)
+        _replace(owner, "sample", sample)
     for owner in (tinker.TrainingClient, LocalTrainingClient):
         for op in _OPS:
-            _replace(owner, op, functools.partial(_make_train_op_wrapper, op_name=op))
-            make = functools.partial(_make_train_op_async_wrapper, op_name=op)
-            _replace(owner, f"{op}_async", make)
+            request = functools.partial(_train_op_request, op)
+            _replace(owner, op, _Kind("train_op", request, _train_op_outcome))
 
 
-def _replace(owner: type, name: str, make: Callable[[_Method], Any]) -> None:
-    original = getattr(owner, name, None)
-    if original is not None and not hasattr(original, "_capture_original"):
-        replacement = make(original)
-        replacement._capture_original = original
-        _patched[owner, name] = original, replacement
-        setattr(owner, name, replacement)
+def _replace(owner: type, method: str, kind: _Kind) -> None:
+    for name, record in ((method, _record), (f"{method}_async", _record_async)):
+        original = getattr(owner, name, None)
+        if original is not None and (owner, name) not in _patched:
+            replacement = record(original, kind)
+            _patched[owner, name] = original, replacement
+            setattr(owner, name, replacement)
 
 
 def uninstrument_tinker() -> None:
@@ -102,24 +101,6 @@ class _Kind(NamedTuple):
     name: str
     request: Callable[[Any, Mapping[str, Any]], _Json]  # of the client and the arguments
     outcome: Callable[[Any], _Json]  # of the result
-
-
-def _make_sample_wrapper(original: _Method) -> _Method:
-    return _record(original, _Kind("sample", _sample_request, _sample_outcome))
-
-
-def _make_sample_async_wrapper(original: _Method) -> _Method:
-    return _record_async(original, _Kind("sample", _sample_request, _sample_outcome))
-
-
-def _make_train_op_wrapper(original: _Method, op_name: str) -> _Method:
-    request = functools.partial(_train_op_request, op_name)
-    return _record(original, _Kind("train_op", request, _train_op_outcome))
-
-
-def _make_train_op_async_wrapper(original: _Method, op_name: str) -> _Method:
-    request = functools.partial(_train_op_request, op_name)
-    return _record_async(original, _Kind("train_op", request, _train_op_outcome))
 
 
 class _Call:
@@ -163,12 +144,12 @@ class _Call:
             future.add_done_callback(self._end_future)
 
     def _end_future(self, future: Future[Any]) -> None:
-        if future.cancelled():
-            self.cancel()
-        elif (error := future.exception()) is not None:
+        try:
+            result = future.result()
+        except BaseException as error:
             self.fail(error)
         else:
-            self.end(future.result())
+            self.end(result)
         self._exporter.pending_done()
 
     def _add(self, **outcome: Any) -> None:

@@ -12,7 +12,6 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,13 +135,8 @@ def _refuse(request: web.Request, api: _Api, error: Exception) -> web.Response:
     if problem.status >= 500:
         logger.error("%s failed", request.path, exc_info=error)
     else:
-        run_id: Any = None
-        with suppress(ValueError):
-            run_id = parse_address(request.match_info.get("address", "")).get("run_id")
         # Only the field: the message, which the client gets, may quote the conversation.
-        logger.warning(
-            "rejected request: path=%s run_id=%s field=%s", request.path, run_id, problem.param
-        )
+        logger.warning("rejected request: path=%s field=%s", request.path, problem.param)
     return web.json_response(api.error_body(problem), status=problem.status)
 
 

@@ -108,18 +108,8 @@ class Answer:
     """``stop``, ``length`` or ``tool_calls``."""
     prompt_tokens: int
     completion_tokens: int
-    at_client_stop: bool = False
-    """Whether a stop string of the request ended the text."""
     stop_sequence: str | None = None
-    """That string, if it is known which one it was."""
-
-
-@dataclass(frozen=True)
-class _Sampling:
-    prompt: tinker.ModelInput
-    params: tinker.SamplingParams
-    policy: CallPolicy
-    client_stops: Sequence[str]
+    """The stop string of the request that ended the text."""
 
 
 async def answer_request(
@@ -132,32 +122,37 @@ async def answer_request(
     """
     # Threads, because rendering a long conversation takes longer than other requests should wait.
     body = await asyncio.to_thread(parse, raw)
-    sampling = await asyncio.to_thread(_prepare, deps, body)
+    prompt, params = await asyncio.to_thread(_prepare, deps, body)
     # The requested model does not change which model samples, but the record has it.
     requested = {"requested_model": body.model} if body.model else {}
     scope: dict[str, ScopeValue] = {**requested, **address}
     with capture(**scope):
         try:
             response = await deps.sampling_client.sample(
-                prompt=sampling.prompt, num_samples=1, sampling_params=sampling.params
+                prompt=prompt, num_samples=1, sampling_params=params
             )
         except (tinker.BadRequestError, DataValidationError) as error:
             # Agents shorten their history after this message, and repeat a request after a 500.
             if not _TOO_LONG.search(str(error)):
                 raise
             raise ApiError(
-                f"prompt is too long: {sampling.prompt.length} tokens and max_tokens="
-                f"{sampling.params.max_tokens} exceed the model's context; shorten the messages",
+                f"prompt is too long: {prompt.length} tokens and max_tokens={params.max_tokens} "
+                "exceed the model's context; shorten the messages",
                 param="messages",
                 code="context_length_exceeded",
             ) from error
-    return body, await asyncio.to_thread(_answer, deps, body, sampling, response.sequences[0])
+    (sequence,) = response.sequences
+    return body, await asyncio.to_thread(_answer, deps, body, prompt.length, sequence)
 
 
-def _prepare(deps: ProxyDeps, body: ChatBody) -> _Sampling:
-    _check_fields(body)
-    policy = CallPolicy.of(body)
-    if policy.use == "required":
+def _prepare(deps: ProxyDeps, body: ChatBody) -> tuple[tinker.ModelInput, tinker.SamplingParams]:
+    for name in sorted(_UNSUPPORTED):
+        value = getattr(body, name)
+        # A penalty of 1 and one sample have no effect.
+        if value and not (name in ("n", "repetition_penalty") and value == 1):
+            problem = f"{name}: this proxy does not support it; leave it out"
+            raise ApiError(problem, param=name, code="unsupported_parameter")
+    if CallPolicy.of(body).use == "required":
         raise ApiError(
             "tool_choice: this proxy cannot force a call; use auto or none", param="tool_choice"
         )
@@ -165,20 +160,14 @@ def _prepare(deps: ProxyDeps, body: ChatBody) -> _Sampling:
     try:
         prompt = chat_prompt(cast(Renderer, deps.renderer), body.messages, tools)
     except NotImplementedError as error:
-        raise ApiError(
-            "tools: the renderer of this proxy does not support tool calling; leave tools out",
-            param="tools",
-        ) from error
-    strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
+        problem = "tools: the renderer of this proxy does not support tool calling; leave tools out"
+        raise ApiError(problem, param="tools") from error
     stop: list[Any] = list(deps.renderer.get_stop_sequences())
-    if "" in strings:
+    strings = _stop_strings(body)
+    if "" in strings or (strings and any(isinstance(one, int) for one in stop)):
         raise ApiError(
-            "stop (stop_sequences): got an empty string, which would end every answer", param="stop"
-        )
-    if strings and any(isinstance(one, int) for one in stop):
-        raise ApiError(
-            "stop (stop_sequences): the renderer uses token-id stop conditions, which cannot be "
-            "combined with strings; leave the strings out",
+            "stop (stop_sequences): empty strings, and strings with a renderer whose stop "
+            "conditions are token ids, are not supported; leave them out",
             param="stop",
         )
     newer = body.max_completion_tokens
@@ -188,44 +177,30 @@ def _prepare(deps: ProxyDeps, body: ChatBody) -> _Sampling:
         stop=[*stop, *strings],
         **body.model_dump(include={"temperature", "top_p", "top_k", "seed"}, exclude_none=True),
     )
-    return _Sampling(prompt, params, policy, strings)
+    return prompt, params
 
 
-def _check_fields(body: ChatBody) -> None:
-    for name in sorted(_UNSUPPORTED):
-        value = getattr(body, name)
-        if not value or (name in ("n", "repetition_penalty") and value == 1):
-            continue  # it has no effect
-        raise ApiError(
-            f"{name}: this proxy does not support it; leave it out",
-            param=name,
-            code="unsupported_parameter",
-        )
+def _stop_strings(body: ChatBody) -> list[str]:
+    return [body.stop] if isinstance(body.stop, str) else body.stop or []
 
 
 def _answer(
-    deps: ProxyDeps, body: ChatBody, sampling: _Sampling, sequence: SampledSequenceLike
+    deps: ProxyDeps, body: ChatBody, prompt_tokens: int, sequence: SampledSequenceLike
 ) -> Answer:
     tokens = list(sequence.tokens)
     parsed, ending = deps.renderer.parse_response(tokens)
     # A model that knows tools may write calls also where the prompt declares none.
     if body.tool_choice == "none":
         parsed.pop("tool_calls", None)
-    message, _ = answer_of(parsed, sampling.policy)
+    message, _ = answer_of(parsed, CallPolicy.of(body))
     finish_reason = "tool_calls" if "tool_calls" in message else "stop"
     if sequence.stop_reason == "length":
         finish_reason = "length"
-    at_stop, stop_sequence = False, None
+    stop_sequence = None
     if finish_reason == "stop" and not ending.is_clean:
-        text, stops = message["content"], sampling.client_stops
-        found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+        text = message["content"]
+        found = [(at, stop) for stop in _stop_strings(body) if (at := text.find(stop)) >= 0]
         if found:
             end, stop_sequence = min(found)
-            message["content"], at_stop = text[:end], True
-        # Some samplers leave the stop string out. Then it was the client's only if the renderer
-        # has none.
-        elif stops and len(stops) == len(sampling.params.stop or ()):
-            at_stop, stop_sequence = True, stops[0] if len(stops) == 1 else None
-    return Answer(
-        message, finish_reason, sampling.prompt.length, len(tokens), at_stop, stop_sequence
-    )
+            message["content"] = text[:end]
+    return Answer(message, finish_reason, prompt_tokens, len(tokens), stop_sequence)

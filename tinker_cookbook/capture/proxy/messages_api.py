@@ -128,10 +128,9 @@ def error_body(error: ApiError) -> Json:
 
 def whole(model: str, answer: Answer) -> Json:
     """Returns the body of a response that is not streamed."""
-    tokens = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.completion_tokens}
-    return {**_envelope(model), "content": _blocks(answer.message), **_stop(answer)} | {
-        "usage": tokens
-    }
+    usage = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.completion_tokens}
+    content = _blocks(answer.message)
+    return {**_envelope(model), "content": content, **_stop(answer), "usage": usage}
 
 
 def events(model: str, answer: Answer, body: ChatBody) -> Iterator[bytes]:
@@ -165,7 +164,7 @@ def _envelope(model: str) -> Json:
 
 def _stop(answer: Answer) -> Json:
     reason = {"tool_calls": "tool_use", "length": "max_tokens"}.get(answer.finish_reason)
-    reason = reason or ("stop_sequence" if answer.at_client_stop else "end_turn")
+    reason = reason or ("stop_sequence" if answer.stop_sequence else "end_turn")
     return {"stop_reason": reason, "stop_sequence": answer.stop_sequence}
 
 

@@ -21,14 +21,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
+from pydantic import TypeAdapter
 
-from tinker_cookbook.capture.store.db import CaptureDB, IngestResult
+from tinker_cookbook.capture.store.db import CaptureDB
 
 _MAX_REQUEST_BYTES = 256 * 2**20
 _MAX_ROWS = 1000  # of one answer
 _POLL_SECONDS = 0.25
 _HEARTBEAT_SECONDS = 15.0
 
+_BODY = TypeAdapter(dict[str, list[dict[str, Any]]])
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -101,16 +103,12 @@ class _Store:
         return web.json_response({"status": "ok"})
 
     async def ingest_wire(self, request: web.Request) -> web.Response:
-        return await self._ingest(request, "rows", self._db.ingest_wire)
+        body, store = await request.read(), self._db.ingest_wire
+        return await _answer(lambda: vars(store(_items(body, "rows"))))
 
     async def ingest_annotations(self, request: web.Request) -> web.Response:
-        return await self._ingest(request, "annotations", self._db.ingest_annotations)
-
-    async def _ingest(
-        self, request: web.Request, key: str, store: Callable[[list[Any]], IngestResult]
-    ) -> web.Response:
-        body = await request.read()
-        return await _answer(lambda: vars(store(_items(body, key))))
+        body, store = await request.read(), self._db.ingest_annotations
+        return await _answer(lambda: vars(store(_items(body, "annotations"))))
 
     async def runs(self, request: web.Request) -> web.Response:
         return await _answer(lambda: {"runs": [run.to_dict() for run in self._db.list_runs()]})
@@ -177,15 +175,8 @@ async def _answer(work: Callable[[], Mapping[str, Any]]) -> web.Response:
 
 
 def _items(body: bytes, key: str) -> list[dict[str, Any]]:
-    try:
-        found = json.loads(body)
-    except ValueError as error:
-        raise ValueError(f"the request's body must be valid JSON: {error}") from error
-    if not isinstance(found, dict) or key not in found:
-        raise ValueError(f"the request's body must be a JSON object with {key!r}")
-    items = found[key]
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise ValueError(f"{key!r} must be a list of JSON objects")
+    if (items := _BODY.validate_json(body).get(key)) is None:
+        raise ValueError(f"the request's body must have {key!r}")
     return items
 
 
@@ -204,8 +195,8 @@ def _page(
 def _integer(values: Mapping[str, str], name: str, default: int) -> int:
     try:
         value = int(values.get(name, default))
+        if -(2**63) <= value < 2**63:
+            return value
     except ValueError:
-        raise ValueError(f"{name!r} must be an integer, got {values[name]!r}") from None
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"{name!r} must be a signed 64-bit integer, got {value}")
-    return value
+        pass
+    raise ValueError(f"{name!r} must be an integer of 64 bits, got {values[name]!r}")

@@ -30,7 +30,6 @@ from tinker_cookbook.utils.imports import missing_extra
 JsonDict = dict[str, Any]
 """A JSON object."""
 
-_MAX_POST_BYTES = 8 * 2**20  # of one request, unless a single row is larger
 _RESPAWN_SECONDS = 0.5
 _INFO = "daemon.json"
 # Of a record of a sample: what has a column of its own, and is not kept in ``metadata`` too.
@@ -121,8 +120,7 @@ class StoreSink:
         refused: list[urllib.error.HTTPError] = []
         for endpoint, payload in _ordered_ingest_batches(records):
             ((key, items),) = payload.items()
-            for part in _parts(items):
-                refused += self._post(endpoint, key, part, deadline)
+            refused += self._post(endpoint, key, items, deadline)
         if refused:
             raise refused[0]
 
@@ -263,24 +261,6 @@ def _annotation_from_record(record: CaptureRecord) -> JsonDict:
         "payload": record,
         "created_at": record.get("created_at"),
     }
-
-
-def _parts(items: list[JsonDict]) -> Iterator[list[JsonDict]]:
-    """Divides rows into requests of at most ``_MAX_POST_BYTES``, or of one row."""
-    part: list[JsonDict] = []
-    size = 64  # of the brackets
-    for item in items:
-        item_size = _encoded_size(item) + 2
-        if part and size + item_size > _MAX_POST_BYTES:
-            yield part
-            part, size = [], 64
-        part.append(item)
-        size += item_size
-    yield part
-
-
-def _encoded_size(value: JsonDict) -> int:
-    return len(json.dumps(value, default=str))
 
 
 def _post_json(url: str, payload: JsonDict, timeout: float) -> JsonDict:

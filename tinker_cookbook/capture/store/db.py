@@ -13,7 +13,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from tinker_cookbook.capture.store.schema import (
     ANNOTATIONS_COLUMNS,
@@ -119,10 +121,6 @@ class CaptureDB:
         Raises:
             ValueError: A value is not of its column's type. Nothing is stored.
         """
-        for annotation in annotations:
-            event_id = annotation.get("event_id")
-            if not isinstance(event_id, str) or not event_id:
-                raise ValueError(f"annotation: got event_id={event_id!r}, expected some text")
         return self._ingest("annotations", "annotation", annotations)
 
     def list_runs(self) -> list[RunSummary]:
@@ -180,9 +178,8 @@ class CaptureDB:
 
     def _ingest(self, table: str, label: str, rows: list[JsonDict]) -> IngestResult:
         columns = _COLUMNS[table]
-        encoded = json_encoded_column_names(columns)
         # Encoded before the transaction: the database is free meanwhile.
-        values = [_checked_values(columns, encoded, label, row) for row in rows]
+        values = [_checked_values(table, label, row) for row in rows]
         places = ", ".join("?" * len(columns))
         insert = f"INSERT INTO {table} VALUES ({places}) ON CONFLICT ({_KEYS[table]}) DO NOTHING"
         inserted = 0
@@ -208,58 +205,48 @@ class CaptureDB:
         return rows
 
 
-def _checked_values(
-    columns: tuple[Column, ...], encoded: tuple[str, ...], label: str, row: JsonDict
-) -> list[Any]:
-    """Returns the values in the order of the columns, the cursor empty.
-
-    SQLite itself would keep a text in a column of numbers, where no filter finds it.
-    """
-    values: list[Any] = [None]
-    for column in columns[1:]:
-        value = row.get(column.name)
-        if column.name == "run_id" and not value and isinstance(value, str | None):
-            value = "unattributed"
-        elif value is not None:
-            _check(label, column, value)
-            value = json.dumps(value) if column.name in encoded else value
-        values.append(value)
-    return values
-
-
-_EXPECTED = {
-    "string": ({str}, "a string"),
-    "int32": ({int}, "an integer"),
-    "int64": ({int}, "an integer"),
-    "float32": ({int, float}, "a number"),
-    "float64": ({int, float}, "a number"),
+_TYPES: dict[str, Any] = {
+    "string": str,
+    "int32": Annotated[int, Field(ge=-(2**31), lt=2**31)],
+    "int64": Annotated[int, Field(ge=-(2**63), lt=2**63)],
+    "float32": float,
+    "float64": float,
+    "json": Any,
 }
 
 
-def _check(label: str, column: Column, value: Any) -> None:
-    """Raises ``ValueError`` for a value that is not of its column's type; ``json`` is any."""
-    is_list = isinstance(column.type, ListOf)
-    item = column.type.item if isinstance(column.type, ListOf) else column.type
-    assert isinstance(item, Scalar)
-    if is_list and not isinstance(value, list):
-        got = type(value).__name__
-        raise ValueError(f"{label} field {column.name!r}: got {got}, expected a list")
-    values = value if is_list else [value]
-    if item.kind == "json" or not values:
-        return
-    types, expected = _EXPECTED[item.kind]
-    # SQLite keeps any integer as one of 64 bits, also in a column of floats.
-    bits = 32 if item.kind == "int32" else 64
-    found, bad, got = set(map(type, values)), None, ""
-    # All values at once: prompts have many tokens.
-    if not found <= types:
-        bad = next(i for i, one in enumerate(values) if type(one) not in types)
-        got = "null" if values[bad] is None else type(values[bad]).__name__
-    elif int in found:
-        for extreme in (min(values), max(values)):
-            if isinstance(extreme, int) and not -(2 ** (bits - 1)) <= extreme < 2 ** (bits - 1):
-                bad, got = values.index(extreme), str(extreme)
-                expected = f"a signed {bits}-bit integer"
-    if bad is not None:
-        name = f"{column.name}[{bad}]" if is_list else column.name
-        raise ValueError(f"{label} field {name!r}: got {got}, expected {expected}")
+def _row_model(columns: tuple[Column, ...]) -> type[BaseModel]:
+    fields: dict[str, Any] = {}
+    for column in columns:
+        item = column.type.item if isinstance(column.type, ListOf) else column.type
+        assert isinstance(item, Scalar)
+        kind = _TYPES[item.kind]
+        kind = list[kind] if isinstance(column.type, ListOf) else kind
+        # The store itself gives a row its cursor, and a run without a name one.
+        if column.nullable or column.name in ("cursor", "run_id"):
+            fields[column.name] = kind | None, None
+        else:
+            fields[column.name] = Annotated[kind, Field(min_length=1)], ...
+    return create_model("Row", __config__=ConfigDict(strict=True), **fields)
+
+
+_MODELS = {table: _row_model(columns) for table, columns in _COLUMNS.items()}
+
+
+def _checked_values(table: str, label: str, row: JsonDict) -> list[Any]:
+    """Returns the values in the order of the columns, the cursor empty.
+
+    SQLite itself would keep a text in a column of numbers, where no filter finds it. Raises
+    ``ValueError``.
+    """
+    try:
+        found = dict(_MODELS[table].model_validate(row))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name, message = ".".join(map(str, problem["loc"])), problem["msg"]
+        raise ValueError(f"{label} field {name!r}: {message}") from None
+    found |= {"cursor": None, "run_id": found["run_id"] or "unattributed"}
+    for name in json_encoded_column_names(_COLUMNS[table]):
+        if found[name] is not None:
+            found[name] = json.dumps(found[name])
+    return list(found.values())
