@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import string
 import subprocess
@@ -14,10 +13,8 @@ import pytest
 from homes import new_home
 from recipe_runs import RecipeRuns, last_of_each
 
-from recipes import sl_basic
 from recipes.prompt_distillation import create_data, train
 from tinker_cookbook.run.jsonl import read_rows
-from tinker_cookbook.supervised.conversation_file import read_conversations
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 CREATE, TRAIN = "recipes.prompt_distillation.create_data", "recipes.prompt_distillation.train"
@@ -106,19 +103,6 @@ def test_rows_are_conversations_without_the_prompt(runs, made):
     assert f"answers      {len(kept)} kept, {len(dropped)} dropped" in made
     assert "learned: " in made
     assert "right        " in made
-
-
-def test_other_recipes_read_the_file(runs, made):
-    config = sl_basic.CLIConfig(
-        model_name=runs.model,
-        dataset_path=str(runs.folder / "made.jsonl"),
-        renderer_name="role_colon",
-        batch_size=4,
-    )
-    assert len(config.build_dataset()()[0].get_batch(0)) == 4
-    assert len(read_conversations(runs.folder / "made.jsonl")) == len(
-        read_rows(runs.folder / "made.jsonl")
-    )
 
 
 @pytest.mark.slow
@@ -227,15 +211,3 @@ def test_settings_and_files_of_the_student(runs, made, refused, tmp_path):
         message = refused(train.main, runs.train("refused", "made", argument))
         assert words in message
     assert not list((runs.folder).glob("refused/metrics.jsonl"))
-    # A label that the teacher was not allowed to give, written in by hand.
-    for file in ("made.jsonl", "made.jsonl.run"):
-        source, target = runs.folder / file, tmp_path / file
-        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
-    rows = (tmp_path / "made.jsonl").read_text().splitlines()
-    row = json.loads(rows[1])
-    row["messages"][1]["content"] = "zebra"
-    rows[1] = json.dumps(row)
-    (tmp_path / "made.jsonl").write_text("\n".join(rows) + "\n")
-    edited = f"file_path={tmp_path / 'made.jsonl'}"
-    message = refused(train.main, runs.train("refused", "made", edited))
-    assert "made.jsonl:2: the answer: got 'zebra', expected one of x, y" in message

@@ -15,10 +15,8 @@ from recipe_runs import RecipeRuns, last_of_each
 from recipes.preference.rlhf import rlhf_pipeline
 from recipes.preference.rlhf.settings import STAGES, CLIConfig
 from recipes.preference.rlhf.stages import rl_config, rm_config, sft_config
-from recipes.start import example_data
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.exceptions import ConfigurationError, DataError
-from tinker_cookbook.run.changes import changed_settings
 from tinker_cookbook.run.config import load_config
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
@@ -187,15 +185,6 @@ def test_a_stages_folder_stands_for_the_pipelines(runs):
     assert parse(runs.arguments("new"), "log_path=/tmp/x/rm").folder == Path("/tmp/x/rm")
 
 
-def test_what_was_changed_is_said(runs):
-    config = sft_config(parse(runs.arguments("straight"), "sft_learning_rate=0.02"))
-    assert changed_settings(config.log_path, config) == {
-        "learning_rate": "learning_rate: 0.01 → 0.02"
-    }
-    config = rm_config(parse(runs.arguments("straight")))
-    assert changed_settings(config.log_path, config) == {}
-
-
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -220,6 +209,3 @@ def test_a_dataset_without_a_held_out_part(runs, arguments):
 def test_the_steps_of_a_stage(arguments):
     assert sft_config(parse(arguments, "sft_max_steps=2")).max_steps == 2
     assert rm_config(parse(arguments)).max_steps == 3
-    demo = parse_arguments(CLIConfig, [])
-    assert demo.behavior_if_log_dir_exists == "resume"
-    assert example_data("comparisons.jsonl").exists()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-import threading
 from pathlib import Path
+from types import SimpleNamespace as Box
 from typing import Any
 
 import numpy as np
@@ -88,37 +88,6 @@ def test_malformed_arguments_are_errors_that_the_model_reads(
     assert "query_list" in json.loads(text_of(search_tool, queries))["error"]
 
 
-def test_searches_leave_the_event_loop_free_and_are_limited(
-    search_tool: LocalSearchTool, monkeypatch: pytest.MonkeyPatch
-):
-    lock, released = threading.Lock(), threading.Event()
-    running, most = 0, 0
-
-    def slow(*arguments: Any) -> list[Any]:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        # On the event loop this would wait in vain: only the loop sets the event.
-        assert released.wait(20)
-        with lock:
-            running -= 1
-        return []
-
-    monkeypatch.setattr(search_tool.index, "search", slow)
-
-    async def many() -> None:
-        calls = [search_tool.search.run(ToolInput({"query_list": ["x"]})) for _ in range(24)]
-        work = asyncio.gather(*calls)
-        while running < 8:
-            await asyncio.sleep(0.001)
-        released.set()
-        assert all(r.error_type is None for r in await work)
-
-    asyncio.run(asyncio.wait_for(many(), 20))
-    assert most == 8
-
-
 def test_a_tool_pickles_without_its_index(search_tool: LocalSearchTool):
     data = pickle.dumps(search_tool)
     assert len(data) < 2000
@@ -145,25 +114,16 @@ def test_chroma_tool_retries_reports_and_pickles():
             assert name == "wiki"
             return self.collection
 
-    class Gemini:
-        """A client of the API, as far as an embedding needs one."""
+    async def embed_content(model: str, contents: list[str], config: Any) -> Any:
+        assert config == {"output_dimensionality": 768, "task_type": "RETRIEVAL_QUERY"}
+        return Box(embeddings=[Box(values=[float(len(text))]) for text in contents])
 
-        @property
-        def aio(self) -> Gemini:
-            return self
-
-        models = aio
-
-        async def embed_content(self, model: str, contents: list[str], config: Any) -> Any:
-            assert config == {"output_dimensionality": 768, "task_type": "RETRIEVAL_QUERY"}
-            from types import SimpleNamespace as Box
-
-            return Box(embeddings=[Box(values=[float(len(text))]) for text in contents])
+    gemini = Box(aio=Box(models=Box(embed_content=embed_content)))
 
     async def build(retries: int) -> ChromaTool:
         config = RetrievalConfig(n_results=2)
         return await ChromaTool.build(
-            "localhost", 8000, "wiki", config, retries, 0.001, Client(), Gemini()
+            "localhost", 8000, "wiki", config, retries, 0.001, Client(), gemini
         )
 
     tool = asyncio.run(build(3))

@@ -63,17 +63,9 @@ def test_every_sum_has_a_gold_answer_and_held_out_ones_are_not_trained_on(render
     assert pairs(train) == trained
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"max_operand": 0}, "max_operand: got 0"),
-        ({"num_test": 28}, "num_test: got 28, expected at most 27"),
-        ({"n_batches": 0}, "n_batches: got 0"),
-    ],
-)
-def test_invalid_arithmetic_settings_are_refused(settings, words):
-    with pytest.raises(ConfigurationError, match=words):
-        ArithmeticDatasetBuilder(**COMMON, **settings).check()
+def test_too_many_held_out_sums_are_refused():
+    with pytest.raises(ConfigurationError, match="num_test: got 28, expected at most 27"):
+        ArithmeticDatasetBuilder(**COMMON, num_test=28).check()
 
 
 # --- GSM8K and MATH --------------------------------------------------------------------------
@@ -212,9 +204,7 @@ def test_without_the_hub_it_is_said_what_is_missing_and_what_helps(monkeypatch):
     ("settings", "words"),
     [
         ({"env": "math", "dataset_path": "no-such-file.jsonl"}, "dataset_path: there is no file"),
-        ({"env": "math", "test_path": "no-such-file.jsonl"}, "test_path: there is no file"),
         ({"env": "math", "grading_timeout_seconds": 0}, "grading_timeout_seconds: got 0"),
-        ({"env": "math", "num_test": -1}, "num_test: got -1"),
     ],
 )
 def test_invalid_math_settings_are_refused(settings, words):

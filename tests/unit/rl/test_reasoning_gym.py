@@ -110,8 +110,6 @@ def test_problems_repeat_and_those_of_evaluation_are_others():
         ({"generator": "chain_sm"}, "generator: got 'chain_sm'.*did you mean 'chain_sum'"),
         ({"config": {"min_trms": 3}}, "argument 'min_trms'.*its settings are .*min_terms"),
         ({"config": {"min_terms": -3}}, "chain_sum refuses .*min_terms must be positive"),
-        ({"size": 0}, "size: got 0"),
-        ({"num_test": -1}, "num_test: got -1"),
     ],
 )
 def test_invalid_settings_are_refused(settings, words):
