@@ -9,8 +9,8 @@ each rollout, so concurrent rollouts get the policy and the random numbers of th
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import tinker
 from aiohttp import web
@@ -27,9 +27,9 @@ class Session:
     """Rollout of one agent: how it samples, where its responses end, and if they are trained."""
 
     call: ModelCall
-    stop_of: Callable[[list[int]], StopCondition]
-    """Stop condition for the stop tokens of a request."""
-    trained: Callable[[], bool]
+    stop: StopCondition
+    agent: Any
+    """The library's agent; its turns are trained if it is ``trainable`` at that time."""
 
 
 class TokenEndpoint:
@@ -68,8 +68,7 @@ class TokenEndpoint:
             return web.json_response({"error": {"message": message}}, status=400)
         body = await request.json()
         prompt = tinker.ModelInput.from_ints(body["token_ids"])
-        stop = session.stop_of(body["sampling_params"]["stop_token_ids"])
-        response = await session.call(prompt, stop, trained=session.trained())
+        response = await session.call(prompt, session.stop, trained=bool(session.agent.trainable))
         content = [
             {"token": f"token_id:{token}", "logprob": logprob}
             for token, logprob in zip(response.tokens, response.logprobs, strict=True)

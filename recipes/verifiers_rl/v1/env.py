@@ -29,7 +29,6 @@ from verifiers.v1.utils.loaders import (
     resolve_env_config,
 )
 
-from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.verifiers_rl.driven_env import DrivenEnv, ModelCall, ProgramResult
 from tinker_cookbook.recipes.verifiers_rl.v1.endpoint import MODEL, Session, TokenEndpoint
@@ -143,16 +142,11 @@ class LiveEnvironment:
     async def episode(self, task: Any, call: ModelCall) -> tuple[ProgramResult, Any]:
         """Runs one episode with ``call`` as its model; returns its result and record."""
         spec, sessions = self.spec, []
-        renderer = renderer_for(spec.model_name, spec.renderer_name)
-
-        def stop_of(tokens: list[int]) -> StopCondition:
-            return renderer.get_stop_sequences()
+        stop = renderer_for(spec.model_name, spec.renderer_name).get_stop_sequences()
 
         def on_trace(trace: Any) -> None:
             sessions.append(trace.id)
-            self.endpoint.sessions[trace.id] = Session(
-                call, stop_of, lambda: bool(trace.agent.trainable)
-            )
+            self.endpoint.sessions[trace.id] = Session(call, stop, trace.agent)
 
         client = TrainClientConfig(
             base_url=self.endpoint.url,

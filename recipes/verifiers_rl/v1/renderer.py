@@ -51,7 +51,7 @@ class CookbookRenderer:
         eos = getattr(get_tokenizer(config.model_name), "eos_token_id", None)
         stops = self._renderer.get_stop_sequences()
         ids = [stop for stop in stops if isinstance(stop, int)]
-        # A format that stops at texts has them in ``stop_texts``; requests need one token at least.
+        # Requests need one token at least, also of a format that stops at texts.
         self._stop_ids = ids or ([] if eos is None else [int(eos)])
 
     def render(
