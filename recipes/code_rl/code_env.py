@@ -119,30 +119,42 @@ class DeepcoderDataset(ProblemDataset[DeepcoderEnvGroupBuilder]):
 
 
 @chz.chz
-class DeepcoderDatasetBuilder(ProblemDatasetBuilder):
+class CodeSettings:
+    """Which tasks, and how programs are graded; of the dataset and the recipe."""
+
+    dataset: str = chz.field(default="deepcoder", doc=f"One of {', '.join(DATASETS)}")
+    dataset_path: str | None = chz.field(
+        default=None, doc="Tasks to train on instead of the Hub's: a JSONL file or a folder"
+    )
+    test_path: str | None = chz.field(
+        default=None, doc="Tasks to evaluate on: a JSONL file or a folder"
+    )
+    num_test: int | None = number(
+        None, "Maximum tasks to evaluate on; 0: no evaluation; default: all"
+    )
+    max_turns: int = number(
+        2, "Maximum answers of an episode; from 2 the model has the tool check_solution", low=1
+    )
+    format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without a code block")
+    timeout: int = number(6, "Seconds of a test", low=1)
+    partial_credit: bool = chz.field(default=False, doc="Reward the share of tests that passed")
+    sandbox_backend: SandboxBackend | None = chz.field(
+        default=None, doc="Where programs run: local, sandboxfusion or modal; default: local"
+    )
+
+
+@chz.chz
+class DeepcoderDatasetBuilder(CodeSettings, ProblemDatasetBuilder):
     """Programming tasks to train on and to evaluate on."""
 
     # Optional, as in the official cookbook.
     renderer_name: str | None = chz.field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None, doc="Chat format; default: the model's"
     )
-    max_turns: int = number(2, "Maximum answers of an episode; 1: no tool", low=1)
-    format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without a code block")
-    timeout: int = number(6, "Seconds of a test", low=1)
-    sandbox_backend: SandboxBackend | None = chz.field(
-        default=None, doc="local, sandboxfusion or modal; default: local"
-    )
     max_generation_tokens: int | None = chz.field(default=None, doc="Tokens kept for an answer")
     context_overflow_reward: float = chz.field(
         default=-0.1, doc="Reward of an episode that exceeds the tokens"
     )
-    dataset: str = chz.field(default="deepcoder", doc=f"One of {', '.join(DATASETS)}")
-    dataset_path: str | None = chz.field(default=None, doc="Tasks to train on: a file or a folder")
-    test_path: str | None = chz.field(default=None, doc="Tasks to evaluate on")
-    num_test: int | None = chz.field(
-        default=None, doc="Maximum tasks to evaluate on; 0: no evaluation; default: all"
-    )
-    partial_credit: bool = chz.field(default=False, doc="Reward the share of tests that passed")
 
     def check(self) -> None:
         """Raises for a setting that cannot work, and for a missing file."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import chz
 
-from tinker_cookbook.recipes.code_rl.code_env import DATASETS, DeepcoderDatasetBuilder
+from tinker_cookbook.recipes.code_rl.code_env import CodeSettings, DeepcoderDatasetBuilder
 from tinker_cookbook.recipes.code_rl.tasks import ONE_LINE
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
@@ -22,7 +22,7 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class CLIConfig(train.Config):
+class CLIConfig(CodeSettings, train.Config):
     """Settings of the recipe, in addition to those of the loop."""
 
     recipe_name: str = "code_rl"
@@ -31,29 +31,13 @@ class CLIConfig(train.Config):
     group_size: int = 8
     learning_rate: float | None = None  # a quarter of the recommended rate
     max_tokens: int = 32
-    dataset: str = chz.field(default=ONE_LINE, doc=f"One of {', '.join(DATASETS)}")
-    dataset_path: str | None = chz.field(
-        default=None, doc="Tasks to train on instead of the Hub's: a JSONL file or a folder"
-    )
-    test_path: str | None = chz.field(
-        default=None, doc="Tasks to evaluate on: a JSONL file or a folder"
-    )
-    num_test: int | None = chz.field(
-        default=28, doc="Maximum tasks to evaluate on; 0: no evaluation; None: all"
-    )
-    max_turns: int = chz.field(
-        default=1, doc="Maximum answers of an episode; from 2 the model has the tool check_solution"
-    )
-    timeout: int = chz.field(default=6, doc="Seconds of a test")
-    format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without a code block")
-    partial_credit: bool = chz.field(default=False, doc="Reward the share of tests that passed")
-    sandbox_backend: SandboxBackend = chz.field(
-        default=SandboxBackend.LOCAL, doc="Where programs run: local, sandboxfusion or modal"
-    )
+    dataset: str = ONE_LINE
+    num_test: int | None = 28
+    max_turns: int = 1
 
     def build_dataset(self) -> DeepcoderDatasetBuilder:
         """Returns the tasks."""
-        if self.sandbox_backend == SandboxBackend.LOCAL:
+        if self.sandbox_backend in (None, SandboxBackend.LOCAL):
             # Before anything else: without a sandbox no program may run.
             available_tier()
         return self.builder_of(DeepcoderDatasetBuilder, max_generation_tokens=self.max_tokens)

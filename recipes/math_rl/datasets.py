@@ -39,10 +39,9 @@ def _require_number(problem: Problem) -> None:
 
 
 @chz.chz
-class MathDatasetBuilder(ProblemDatasetBuilder):
-    """Problems of GSM8K, MATH, Polaris or DeepMath, or of user files instead."""
+class MathSettings:
+    """Where the problems come from and how answers are graded; of the dataset and the recipe."""
 
-    env: str = chz.field(doc=f"One of {', '.join(HUB_NAMES)}")
     dataset_path: str | None = chz.field(default=None, doc="Problems to train on: file or folder")
     test_path: str | None = chz.field(default=None, doc="Problems to evaluate on")
     num_test: int = number(100, "Maximum problems to evaluate on; 0: no evaluation")
@@ -51,6 +50,13 @@ class MathDatasetBuilder(ProblemDatasetBuilder):
     grading_timeout_seconds: float = number(
         DEFAULT_TIMEOUT_SECONDS, "Seconds after which an answer is graded as wrong", low=0.1
     )
+
+
+@chz.chz
+class MathDatasetBuilder(MathSettings, ProblemDatasetBuilder):
+    """Problems of GSM8K, MATH, Polaris or DeepMath, or of user files instead."""
+
+    env: str = chz.field(doc=f"One of {', '.join(HUB_NAMES)}")
 
     def check(self) -> None:
         """Raises for a package that is not installed, and for a missing file."""

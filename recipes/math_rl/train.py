@@ -17,9 +17,8 @@ from typing import Any
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.grading.worker_pool import DEFAULT_TIMEOUT_SECONDS
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from tinker_cookbook.recipes.math_rl.datasets import HUB_NAMES, MathDatasetBuilder
+from tinker_cookbook.recipes.math_rl.datasets import HUB_NAMES, MathDatasetBuilder, MathSettings
 from tinker_cookbook.recipes.math_rl.reasoning_gym_env import ReasoningGymDatasetBuilder
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
@@ -31,7 +30,7 @@ ENVS = ("arithmetic", *HUB_NAMES)
 
 
 @chz.chz
-class CLIConfig(train.Config):
+class CLIConfig(MathSettings, train.Config):
     """Settings of the recipe, in addition to those of the loop."""
 
     recipe_name: str = "math_rl"
@@ -42,20 +41,7 @@ class CLIConfig(train.Config):
     env: str = chz.field(
         default="arithmetic", doc=f"{', '.join(ENVS)}, or {GENERATOR_PREFIX}GENERATOR"
     )
-    dataset_path: str | None = chz.field(
-        default=None, doc="Problems to train on instead of the Hub's: a JSONL file or a folder"
-    )
-    test_path: str | None = chz.field(
-        default=None, doc="Problems to evaluate on: a JSONL file or a folder"
-    )
-    num_test: int = chz.field(default=50, doc="Maximum problems to evaluate on; 0: no evaluation")
-    include_fewshot: bool = chz.field(
-        default=False, doc="Show a worked example before the question"
-    )
-    format_coef: float = chz.field(default=0.1, doc="Penalty for an answer in a wrong format")
-    grading_timeout_seconds: float = chz.field(
-        default=DEFAULT_TIMEOUT_SECONDS, doc="Seconds after which an answer is graded as wrong"
-    )
+    num_test: int = 50
     max_operand: int = chz.field(default=99, doc="env=arithmetic: largest operand of a + b")
     num_problems: int = chz.field(
         default=1000, doc="env=arithmetic, reasoning_gym: problems to make for training"

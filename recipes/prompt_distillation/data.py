@@ -12,7 +12,7 @@ import chz
 
 from tinker_cookbook.eval.answer_accuracy import AnswerAccuracyEvaluator
 from tinker_cookbook.exceptions import DataFormatError
-from tinker_cookbook.recipes.prompt_distillation.create_data import run_folder
+from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE, run_folder
 from tinker_cookbook.recipes.prompt_distillation.tasks import Query, check_label
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.run.jsonl import read_rows
@@ -64,12 +64,20 @@ def read_answers(path: str, labels: Collection[str] | None = None) -> list[Answe
 
 
 @chz.chz
-class DistilledDatasetBuilder(ChatDatasetBuilder):
+class SplitSettings:
+    """The file and its held-out part; of the dataset and the recipe."""
+
+    file_path: str = chz.field(default=DEFAULT_OUTPUT_FILE, doc="File that create_data made")
+    test_fraction: float = number(0.25, "Share of the groups to hold out", below=1)
+    split_seed: int = chz.field(
+        default=0, doc="Split seed, separate from seed: runs share one held-out part"
+    )
+
+
+@chz.chz
+class DistilledDatasetBuilder(SplitSettings, ChatDatasetBuilder):
     """Training data from a file of distilled conversations; whole groups are held out."""
 
-    file_path: str = chz.field(doc="File that create_data made")
-    test_fraction: float = number(0.25, "Share of the groups to hold out", below=1)
-    split_seed: int = chz.field(default=0, doc="Seed of the split")
     labels: list[str] | None = chz.field(default=None, doc="Valid answers; None: any")
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:

@@ -17,9 +17,10 @@ from functools import partial
 
 import chz
 
-from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE, run_folder
+from tinker_cookbook.recipes.prompt_distillation.create_data import run_folder
 from tinker_cookbook.recipes.prompt_distillation.data import (
     DistilledDatasetBuilder,
+    SplitSettings,
     student_accuracy,
 )
 from tinker_cookbook.recipes.prompt_distillation.tasks import parse_labels
@@ -32,20 +33,13 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class CLIConfig(train.Config):
+class CLIConfig(SplitSettings, train.Config):
     """Settings of the student, in addition to those of the loop."""
 
     recipe_name: str = "prompt_distillation"
     model_name: str = DEMO_MODEL
-    file_path: str = chz.field(
-        default=DEFAULT_OUTPUT_FILE, doc="File written by create_data, which runs first"
-    )
     labels: str | None = chz.field(
         default=None, doc="Possible answers: a,b; default: the labels of create_data"
-    )
-    test_fraction: float = number(0.25, "Share of the groups to hold out", below=1)
-    split_seed: int = chz.field(
-        default=0, doc="Split seed, separate from seed: runs share one held-out part"
     )
     answer_max_tokens: int = number(8, "Maximum tokens of an answer in the evaluation", low=1)
     max_length: int | None = chz.field(
@@ -69,9 +63,7 @@ class CLIConfig(train.Config):
             labels = parse_labels(self.labels)
         return DistilledDatasetBuilder(
             common_config=chat_data(self, self.batch_size, self.max_length, self.train_on_what),
-            file_path=self.file_path,
-            test_fraction=self.test_fraction,
-            split_seed=self.split_seed,
+            **self.values_of(SplitSettings),
             # The student learns the targets, not the words that the teacher uses for them.
             labels=None if labels is None else sorted(set(labels.values())),
         )

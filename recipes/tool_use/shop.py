@@ -156,13 +156,18 @@ def make_episode(question: Question, renderer: Renderer, max_turns: int, call_co
 
 
 @chz.chz
-class ShopDatasetBuilder(ProblemDatasetBuilder):
-    """Questions to train on, and others to evaluate on."""
+class ShopSettings:
+    """How many questions, and how an episode goes; of the dataset and the recipe."""
 
-    n_batches: int = number(100, "Steps per epoch", low=1)
+    n_batches: int = number(200, "Steps per epoch", low=1)
     num_test: int = number(60, "Questions to evaluate on; 0: no evaluation")
     max_turns: int = number(5, "Maximum answers of an episode, including tool calls", low=1)
     call_coef: float = chz.field(default=0.2, doc="Additional reward for making all needed calls")
+
+
+@chz.chz
+class ShopDatasetBuilder(ShopSettings, ProblemDatasetBuilder):
+    """Questions to train on, and others to evaluate on."""
 
     def load(self) -> tuple[list[Question], list[Question]]:
         """Returns the questions to train on and to evaluate on."""

@@ -18,7 +18,7 @@ import chz
 from tinker_cookbook import cli_utils
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.tool_use import tiny_model
-from tinker_cookbook.recipes.tool_use.shop import ShopDatasetBuilder
+from tinker_cookbook.recipes.tool_use.shop import ShopDatasetBuilder, ShopSettings
 from tinker_cookbook.renderers import UnsupportedToolsError, get_renderer
 from tinker_cookbook.rl import train
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -28,7 +28,7 @@ TINY = "tiny"
 
 
 @chz.chz
-class CLIConfig(train.Config):
+class CLIConfig(ShopSettings, train.Config):
     """Settings of the recipe, in addition to those of the loop."""
 
     recipe_name: str = "tool_use"
@@ -38,11 +38,7 @@ class CLIConfig(train.Config):
         default=TINY, doc="Hub name or folder of a model; tiny: one that the recipe trains first"
     )
     tiny_steps: int = chz.field(default=400, doc="model_name=tiny: steps of its training")
-    max_turns: int = chz.field(default=5, doc="Maximum answers of an episode, including tool calls")
-    call_coef: float = chz.field(default=0.2, doc="Additional reward for making all needed calls")
     max_tokens: int = 32
-    n_batches: int = chz.field(default=200, doc="Steps per epoch")
-    num_test: int = chz.field(default=60, doc="Questions to evaluate on; 0: no evaluation")
     learning_rate: float | None = chz.field(default=None, doc="Default: 3e-3 for the tiny model")
     max_steps: int | None = 40
     eval_every: int = 5
