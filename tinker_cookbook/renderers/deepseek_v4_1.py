@@ -124,6 +124,7 @@ _CALLS_BLOCK = Block(
 _CALL_FORM = CallForm(
     before=f'{_INVOKE} name="',
     between='">\n',
+    call_id="/\\n?/",  # the empty line in a call without arguments
     after=f"{_END_INVOKE}\n",
     begin=f"{_CALLS}\n",
     end=_END_CALLS,
