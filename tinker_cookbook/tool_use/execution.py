@@ -1,13 +1,10 @@
-"""Execution of a call: time limit, output limit, limit on concurrent calls, cache."""
+"""Execution of a call: time limit, output limit, limit on concurrent calls."""
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +43,6 @@ class ToolSettings:
     """Concurrent calls on one event loop; other calls wait, and waiting does not count as part of
     their timeout. ``None``: no limit, except that sync methods of one object run one after the
     other."""
-    cache_size: int = 0
-    """Number of cached results, which are returned for equal arguments; 0: no cache."""
     record: bool = False
     """Whether results are recorded, so that a resumed run gets the same ones (see
     ``recording``)."""
@@ -58,8 +53,6 @@ class ToolSettings:
             if value is not None and (value < low or value == 0):
                 expected = "above 0" if low == 0 else f"at least {low}"
                 raise ConfigurationError(f"{name}: got {value}, expected {expected}, or None")
-        if self.cache_size < 0:
-            raise ConfigurationError(f"cache_size: got {self.cache_size}, expected at least 0")
 
 
 def settings_of(tool: Tool) -> ToolSettings:
@@ -69,11 +62,10 @@ def settings_of(tool: Tool) -> ToolSettings:
 
 
 class CallState:
-    """What the calls of one tool share: the limit on concurrent calls, and the cache."""
+    """What the calls of one tool share: the limit on concurrent calls."""
 
-    def __init__(self, slots: Slots | None = None, cache_size: int = 0) -> None:
-        self.slots, self._cache_size = slots or Slots(None), cache_size
-        self._cached: OrderedDict[str, ToolResult] = OrderedDict()
+    def __init__(self, slots: Slots | None = None) -> None:
+        self.slots = slots or Slots(None)
         self._abandoned: list[threading.Event] = []
 
     def abandon(self, done: threading.Event) -> None:
@@ -85,25 +77,6 @@ class CallState:
         """Number of calls that still run after their timeout."""
         self._abandoned = [done for done in self._abandoned if not done.is_set()]
         return len(self._abandoned)
-
-    def cached(self, arguments: dict[str, Any]) -> ToolResult | None:
-        """Returns a copy of the cached result for equal arguments, if there is one."""
-        if not self._cache_size:
-            return None
-        found = self._cached.get(_key(arguments))
-        return None if found is None else deepcopy(found)
-
-    def keep(self, arguments: dict[str, Any], result: ToolResult) -> None:
-        """Caches the result of a call that succeeded; evicts the oldest one."""
-        if not self._cache_size or result.error_type is not None:
-            return
-        self._cached[_key(arguments)] = deepcopy(result)
-        if len(self._cached) > self._cache_size:
-            self._cached.popitem(last=False)
-
-
-def _key(arguments: dict[str, Any]) -> str:
-    return json.dumps(arguments, sort_keys=True, default=repr)
 
 
 async def guarded(

@@ -44,7 +44,6 @@ transport: an async context manager that returns two streams."""
 T = TypeVar("T")
 
 _CLOSE_SECONDS = 10.0
-_PING_SECONDS = 5.0
 _STDERR_CHARS = 500
 
 
@@ -64,7 +63,7 @@ async def mcp_tools(
     """Connects to a server and returns its tools; close them when they are no longer used.
 
     If the server ends during a call, the result has ``error_type="unavailable"``; the next call
-    starts it again. It also does so if the server no longer answers after a call that timed out.
+    starts it again.
 
     Args:
         source: See ``Source``. A command gets only a few environment variables, such as ``PATH``,
@@ -262,14 +261,10 @@ class _Server:
 
     async def _open(self) -> list[Any]:
         async with self._opening:
-            before = self._connection
-            if before is None or not await before.answers():
+            if self._connection is None or self._connection.is_over:
                 connection = _Connection(self)
                 await connection.start()
                 self._connection = connection
-                if before is not None:
-                    before.retire()
-            assert self._connection is not None
             return self._connection.tools
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> Any:
@@ -296,32 +291,13 @@ class _Connection:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the session ends
         self._asked_to_close = asyncio.Event()
         self._ready = asyncio.Event()
-        self._num_calls = 0
-        self._retired = self._hung = False
-        self._ping: asyncio.Task[None] | None = None
         # The end of the session; its result is the reason.
         self.ended: asyncio.Task[str] = asyncio.create_task(self._run())
 
-    async def answers(self) -> bool:
-        """Returns whether calls can be sent: the session has not ended, as far as is known."""
-        if self._ping is not None:
-            await asyncio.wait({self._ping})
-        return not (self._hung or self.ended.done() or self._asked_to_close.is_set())
-
-    def retire(self) -> None:
-        """Ends the session after its last call: another connection has replaced it."""
-        self._retired = True
-        if not self._num_calls:
-            self._asked_to_close.set()
-
-    async def _check(self) -> None:
-        """Finds out whether the server still answers, after a call without an answer."""
-        try:
-            await asyncio.wait_for(self._session.send_ping(), _PING_SECONDS)
-        except Exception as error:  # a server without pings answers with an error
-            self._hung = isinstance(error, TimeoutError) or _is_closed(error)
-        finally:
-            self._ping = None
+    @property
+    def is_over(self) -> bool:
+        """Whether the session has ended, or is about to."""
+        return self.ended.done() or self._asked_to_close.is_set()
 
     async def start(self) -> None:
         """Waits until the server has listed its tools."""
@@ -339,22 +315,15 @@ class _Connection:
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Returns the answer; raises ``ToolUnavailableError`` if the server ends meanwhile."""
         work = asyncio.ensure_future(self._session.call_tool(name, arguments))
-        self._num_calls += 1
         try:
             await asyncio.wait({work, self.ended}, return_when="FIRST_COMPLETED")
-            if work.done() and not work.cancelled() and work.exception() is None:
-                return work.result()
-        except asyncio.CancelledError:  # a timeout: the tool is slow, or the server is dead
-            self._ping = self._ping or asyncio.create_task(self._check())
-            raise
+            # Lets the session task notice a closed connection before the call is blamed for it.
+            await asyncio.sleep(0)
         finally:
             work.cancel()
-            self._num_calls -= 1
-            if self._retired:
-                self.retire()
-        error = None if work.cancelled() or not work.done() else work.exception()
-        # Lets the session task notice a closed connection before the call is blamed for the error.
-        await asyncio.sleep(0)
+        error = work.exception() if work.done() and not work.cancelled() else None
+        if work.done() and not work.cancelled() and error is None:
+            return work.result()
         if error is not None and not self.ended.done() and not _is_closed(error):
             raise error
         self._asked_to_close.set()  # a connection without its server is useless

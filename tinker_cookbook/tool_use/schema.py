@@ -15,7 +15,6 @@ from pydantic_core import PydanticUndefined
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 
 _ARGS_HEADING = re.compile(r"^(?:Args|Arguments|Parameters):\s*$", re.MULTILINE)
-_HEADING = re.compile(r"^\S.*:\s*$", re.MULTILINE)
 _ENTRY = re.compile(r"(?P<name>\*{0,2}\w+)\s*(?:\([^)]*\))?:\s*(?P<text>.*)")
 _SPHINX = re.compile(r"^:param (?:[^:]*\s)?(?P<name>\w+):\s*(?P<text>(?:.+(?:\n[ \t]+.+)*))", re.M)
 

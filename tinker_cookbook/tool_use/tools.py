@@ -56,7 +56,7 @@ class FunctionTool:
         self._signature = ToolSignature(fn, self._name)
         self._description = description or self._signature.description
         self._instance: Any = None  # first argument of a method
-        self._state = CallState(Slots(self.settings.max_concurrency), self.settings.cache_size)
+        self._state = CallState(Slots(self.settings.max_concurrency))
         # For a method: the state of the calls of each object, as long as the object lives.
         self._states: dict[int, CallState] = {}
         self.__doc__ = fn.__doc__
@@ -92,20 +92,17 @@ class FunctionTool:
         try:
             arguments = self._signature.validate(input.arguments)
         except (ValueError, RecursionError) as error:
-            message = f"Parameter validation failed: {error}"
-            return self._error(message, "validation_failed", input.call_id)
-        state = self._state
-        if (cached := state.cached(input.arguments)) is not None:
-            for message in cached.messages:
-                message["tool_call_id"] = input.call_id or ""
-            return cached
-        result = await guarded(
-            lambda: self._call(arguments, state), self.settings, self.name, input.call_id, state
+            return error_tool_result(
+                f"Parameter validation failed: {error}",
+                call_id=input.call_id or "",
+                name=self.name,
+                error_type="validation_failed",
+            )
+        return await guarded(
+            lambda: self._call(arguments), self.settings, self.name, input.call_id, self._state
         )
-        state.keep(input.arguments, result)
-        return result
 
-    async def _call(self, arguments: dict[str, Any], state: CallState) -> Any:
+    async def _call(self, arguments: dict[str, Any]) -> Any:
         function, own = self._fn, self._self_argument
         if inspect.iscoroutinefunction(function):
             return await function(*own, **arguments)
@@ -122,17 +119,12 @@ class FunctionTool:
         finally:
             # A thread cannot be stopped from outside: after a timeout it keeps running.
             if not done.is_set():
-                state.abandon(done)
+                self._state.abandon(done)
         return await value if inspect.isawaitable(value) else value
 
     @property
     def _self_argument(self) -> tuple[Any, ...]:
         return () if self._instance is None else (self._instance,)
-
-    def _error(self, message: str, error_type: str, call_id: str | None) -> ToolResult:
-        return error_tool_result(
-            message, call_id=call_id or "", name=self.name, error_type=error_type
-        )
 
     def __get__(self, obj: Any, objtype: type | None = None) -> FunctionTool:
         """Returns the tool of one object, for a decorated method; of the class, for a class
@@ -156,7 +148,7 @@ class FunctionTool:
             slots = _slots_of_objects.setdefault(id(obj), Slots(1))
         else:
             slots = Slots(limit)
-        state = self._states[id(obj)] = CallState(slots, self.settings.cache_size)
+        state = self._states[id(obj)] = CallState(slots)
         try:
             weakref.finalize(obj, _forget, id(obj), self._states)
         except TypeError:  # no weak references to an object with __slots__: keep no state for it
@@ -212,7 +204,7 @@ def tool(
         name: Name of the tool; default: the function's name.
         description: Replaces the docstring.
         **settings: Fields of ``ToolSettings``: ``timeout_seconds``, ``max_output_chars``,
-            ``max_concurrency``, ``cache_size``, ``record``.
+            ``max_concurrency``, ``record``.
     """
     if unknown := [key for key in settings if key not in ToolSettings.__dataclass_fields__]:
         known = ToolSettings.__dataclass_fields__

@@ -341,26 +341,6 @@ def method(hold, decorate):
     return one
 
 
-def test_the_cache_returns_equal_calls_and_keeps_no_errors():
-    calls = []
-
-    @tool(cache_size=2)
-    def square(x: int) -> str:
-        calls.append(x)
-        if x < 0:
-            raise ValueError("negative")
-        return str(x * x)
-
-    assert [text(call(square, {"x": x})) for x in (2, 3, 2, 3)] == ["4", "9", "4", "9"]
-    assert calls == [2, 3]
-    call(square, {"x": -1})
-    call(square, {"x": -1})
-    assert calls == [2, 3, -1, -1]
-    call(square, {"x": 4})  # 2 gives way
-    call(square, {"x": 2})
-    assert calls == [2, 3, -1, -1, 4, 2]
-
-
 class Shop:
     def __init__(self, stock):
         self.stock = stock
