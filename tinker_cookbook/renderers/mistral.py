@@ -18,8 +18,8 @@ Where chat templates differ from Mistral's library, the library is the reference
   differs.
 - Trailing spaces of an answer are dropped. JSON of arguments and results is dumped again.
 - A result without text is an empty JSON object, ``{}``.
-- RendererError: roles out of order, results that do not match calls, names of tools beyond
-  ``[a-zA-Z0-9_-]``, and in v3 an answer with both text and calls.
+- RendererError: roles out of order, a result with the id of no call, and in v3 an answer with both
+  text and calls.
 - Names of control tokens in a text are always plain text; ``split_special_tokens`` has no effect.
   Such a name is split after its first character, so its tokens may differ from a vocabulary
   without the name.
@@ -27,8 +27,8 @@ Where chat templates differ from Mistral's library, the library is the reference
 Differences from the library: an answer without text is only ``</s>``, in v7 an answer may have
 text and calls, and a call without an id of nine letters or digits gets its number in the
 conversation (``000000000``, ``000000001``), as does its result. Arguments that are no JSON raise
-RendererError (the library writes a string), and so do, in v7, tools without a question (the library
-drops them).
+RendererError (the library writes a string). The number of results, and names of tools, are not
+checked.
 """
 
 from __future__ import annotations
@@ -58,10 +58,8 @@ from tinker_cookbook.renderers.core.parsing import (
 from tinker_cookbook.renderers.core.rendered import (
     RenderContext,
     RenderedMessage,
-    TrainOnWhat,
     token_list,
 )
-from tinker_cookbook.renderers.core.renderer import Messages
 from tinker_cookbook.renderers.core.thinking import ChecksTrainedAnswers
 from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.utils.imports import tinker
@@ -122,7 +120,7 @@ class MistralRenderer(ChecksTrainedAnswers):
     def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools in a message of role ``available_tools``, rendered before the last
         question."""
-        declared = [mistral_messages.declare(tools, self._name)] if tools else []
+        declared = [mistral_messages.declare(tools)] if tools else []
         return [*declared, *system_message(system_prompt)]
 
     def build_generation_prompt(
@@ -188,22 +186,7 @@ class MistralRenderer(ChecksTrainedAnswers):
         )
 
     def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-        normal = mistral_messages.prepare(super()._normalize(messages), self._name)
-        roles = [message["role"] for message in normal]
-        if self._v7 and mistral_messages.TOOLS_ROLE in roles and "user" not in roles:
-            raise RendererError(
-                f"messages: got tools and no message of role 'user', expected one: {self._name} "
-                "declares tools before the last question; add the question"
-            )
-        return normal
-
-    def _select(
-        self, messages: Messages, train_on_what: TrainOnWhat | str
-    ) -> tuple[list[Message], list[bool], TrainOnWhat]:
-        # Not in prompts: a sampled call may remain without a result.
-        if TrainOnWhat(train_on_what) is not TrainOnWhat.ALL_TOKENS:
-            mistral_messages.check_results(super()._normalize(messages), self._name)
-        return super()._select(messages, train_on_what)
+        return mistral_messages.prepare(super()._normalize(messages), self._name)
 
     def split_special_tokens(self, split: bool) -> None:
         """Has no effect: names of control tokens are always plain text."""

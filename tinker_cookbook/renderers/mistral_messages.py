@@ -12,7 +12,7 @@ from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.core.arguments import arguments_text, read_json, to_json
-from tinker_cookbook.renderers.core.checks import TEXT, check_parts
+from tinker_cookbook.renderers.core.checks import TEXT, check_caller, check_parts
 from tinker_cookbook.renderers.core.messages import (
     Message,
     ToolCall,
@@ -25,7 +25,6 @@ from tinker_cookbook.renderers.core.tool_calls import tool_call
 TOOLS_ROLE = "available_tools"
 """Role of the first message, which declares tools as JSON."""
 _BETWEEN = "\n\n"  # between texts that become one message
-_FUNCTION = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # The roles that may follow each role; "" is the beginning.
 _FOLLOWERS = {
     "": (TOOLS_ROLE, "system", "user", "assistant"),
@@ -67,25 +66,21 @@ def prepare(messages: Sequence[Message], renderer: str) -> list[Message]:
     return _with_ids(joined)
 
 
-def declare(tools: Sequence[ToolSpec], renderer: str) -> Message:
+def declare(tools: Sequence[ToolSpec]) -> Message:
     """Returns the message that declares ``tools``."""
-    declared: list[dict[str, Any]] = []
-    for i, tool in enumerate(tools):
-        spec: dict[str, Any] = dict(tool.get("function", tool))
-        unknown = sorted(set(spec) - {"name", "description", "parameters"})
-        if unknown or "parameters" not in spec:
-            raise RendererError(
-                f"tools[{i}]: got {', '.join(sorted(spec))}, expected name, description and "
-                f"parameters: {renderer} has no form for other fields; take them out"
-            )
-        check_function_name(spec.get("name"), f"tools[{i}].name")
-        # Keys are in the same order as in Mistral's library.
-        function = {
-            "name": spec["name"],
-            "description": spec.get("description", ""),
-            "parameters": spec["parameters"],
+    functions = [dict(tool.get("function", tool)) for tool in tools]
+    # Keys are in the same order as in Mistral's library.
+    declared = [
+        {
+            "type": "function",
+            "function": {
+                "name": function["name"],
+                "description": function.get("description", ""),
+                "parameters": function["parameters"],
+            },
         }
-        declared.append({"type": "function", "function": function})
+        for function in functions
+    ]
     return Message(role=TOOLS_ROLE, content=to_json(declared))
 
 
@@ -93,9 +88,8 @@ def calls_text(calls: Sequence[ToolCall], idx: int) -> str:
     """Returns the JSON list of ``calls``, with arguments dumped again."""
     written: list[dict[str, Any]] = []
     for i, call in enumerate(calls):
-        where = f"messages[{idx}].tool_calls[{i}].function"
-        check_function_name(call.function.name, f"{where}.name")
-        arguments = read_json(checked_arguments(call.function.arguments, f"{where}.arguments"))
+        where = f"messages[{idx}].tool_calls[{i}].function.arguments"
+        arguments = read_json(checked_arguments(call.function.arguments, where))
         entry = {"name": call.function.name, "arguments": arguments}
         written.append(entry | ({"id": call.id} if call.id else {}))
     return to_json(written)
@@ -108,15 +102,11 @@ def read_calls(body: str) -> list[ToolCall]:
         raise ValueError("tool calls: expected a JSON list of calls")
     calls: list[ToolCall] = []
     for i, entry in enumerate(entries):
-        if not isinstance(entry, dict) or not {"name", "arguments"} <= set(entry):
+        keys = set(entry) - {"id"} if isinstance(entry, dict) else set[str]()
+        if keys != {"name", "arguments"} or not isinstance(entry["name"], str):
             raise ValueError(f'tool call {i}: expected an object {{"name": …, "arguments": …}}')
-        if unknown := sorted(set(entry) - {"name", "arguments", "id"}):
-            raise ValueError(f"tool call {i}: expected no fields next to the id, got {unknown}")
-        name, arguments = entry["name"], entry["arguments"]
-        if not isinstance(name, str) or not _FUNCTION.fullmatch(name):
-            raise ValueError(f"tool call {i}: expected a function's name, got {name!r}")
         # A string is JSON already and stays as it was sampled.
-        calls.append(tool_call(name, arguments_text(arguments), entry.get("id")))
+        calls.append(tool_call(entry["name"], arguments_text(entry["arguments"]), entry.get("id")))
     return calls
 
 
@@ -126,14 +116,6 @@ def result_value(content: str) -> Any:
         return read_json(content) if content else {}
     except ValueError:
         return content
-
-
-def check_function_name(name: Any, where: str) -> None:
-    """Raises RendererError for a name that Mistral's library rejects."""
-    if not isinstance(name, str) or not _FUNCTION.fullmatch(name):
-        raise RendererError(
-            f"{where}: got {name!r}, expected up to 64 of a-z, A-Z, 0-9, _ and -; rename the tool"
-        )
 
 
 def _check_order(messages: Sequence[Message], renderer: str) -> None:
@@ -148,33 +130,8 @@ def _check_order(messages: Sequence[Message], renderer: str) -> None:
                 f"{', '.join(expected)}: {renderer} has no form for others; put the message "
                 "elsewhere, or its text into a neighbour"
             )
-        made = [*message.get("tool_calls", []), *message.get("unparsed_tool_calls", [])]
-        if made and role != "assistant":
-            raise RendererError(
-                f"messages[{i}].tool_calls: got calls by role {role!r}, expected them in messages "
-                "of role 'assistant' only; change the role"
-            )
+        check_caller(message, i)
         before = role
-
-
-def check_results(messages: Sequence[Message], renderer: str) -> None:
-    """Raises RendererError unless each call has one result right after it."""
-    waiting = 0  # results that must still come; -1 where any number may
-    for i, message in enumerate(messages):
-        role = message["role"]
-        if (waiting > 0) != (role == "tool") and not (waiting < 0):
-            raise RendererError(
-                f"messages[{i}].role: got {role!r} where {waiting} results of tools are due, "
-                f"expected one message of role 'tool' for each call: {renderer} needs them right "
-                "after their calls; add or remove results"
-            )
-        if role == "tool":
-            waiting = waiting - 1 if waiting > 0 else waiting
-        else:
-            # An unparsed call may be several, so any number of results may follow.
-            waiting = (
-                -1 if message.get("unparsed_tool_calls") else len(message.get("tool_calls", []))
-            )
 
 
 def _join(first: Message, second: Message) -> Message:

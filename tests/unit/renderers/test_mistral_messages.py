@@ -68,10 +68,7 @@ THINKING = [{"type": "thinking", "thinking": "…"}]
         ([result("x")], r"messages\[0\].role: got 'tool'"),
         ([QUESTION, {"role": "developer", "content": "x"}], r"messages\[1\].role: got 'developer'"),
         ([QUESTION, HELLO, {"role": "system", "content": "x"}], r"\[2\].role: got 'system' after"),
-        ([QUESTION, calls("a"), QUESTION], "1 results of tools are due"),
-        ([QUESTION, calls("a"), result("x"), result("y")], "0 results of tools are due"),
         ([QUESTION, calls("abcdefghi"), result("x", "other")], "'abcdefghi'"),
-        ([QUESTION, HELLO, result("x")], "0 results of tools are due"),
         ([{**calls("a"), "role": "user"}], "by role 'user'"),
         ([QUESTION, {**calls("a"), "content": "x"}], "text and tool calls"),
         ([QUESTION, HELLO, calls("a")], "text and tool calls"),
@@ -83,11 +80,8 @@ def test_unsupported_messages_are_refused(renderers, messages, said):
         renderers["v3"].build_supervised_example(messages)
 
 
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [({"name": "f g", "arguments": "{}"}, "rename"), ({"name": "f", "arguments": "{"}, "JSON")],
-)
-def test_calls_that_cannot_be_written_are_refused(renderers, function, said):
-    message = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
-    with pytest.raises(RendererError, match=rf"messages\[1\].tool_calls\[0\].*{said}"):
+def test_arguments_that_cannot_be_written_are_refused(renderers):
+    call = {"function": {"name": "f", "arguments": "{"}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    with pytest.raises(RendererError, match=r"messages\[1\].tool_calls\[0\].*JSON"):
         renderers["v7"].build_supervised_example([QUESTION, message])
