@@ -246,11 +246,6 @@ class GptOssRenderer(Renderer):
         return harmony.name_results(super()._normalize(messages))
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        if tag := harmony.tag_in(message):
-            self._warn_once(
-                f"{self._name}: the text of an assistant message contains {tag!r}, which becomes a "
-                "header of its own; give thinking as a part of type 'thinking', text as 'text'"
-            )
         if harmony.calls_tool(message):
             # Thinking before a call is history once an answer follows.
             text = harmony.write_call(

@@ -177,13 +177,6 @@ def _called(message: Message) -> list[tuple[str | None, str]]:
     return [*calls, *((None, to) for to in unparsed if to)]
 
 
-def tag_in(message: Message) -> str | None:
-    """Returns a header in the text of the message, where none should be."""
-    tags = [f"{CHANNEL}{channel}{MESSAGE}" for channel in ("analysis", "final")]
-    texts = [text for _, text in _runs(message)]
-    return next((tag for tag in tags if any(tag in text for text in texts)), None)
-
-
 def write_answer(message: Message, *, last: bool, thinks: bool) -> str:
     """Returns what follows ``<|start|>assistant`` in a message without calls.
 

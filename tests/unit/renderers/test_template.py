@@ -62,9 +62,7 @@ WHATS = [
     "last_assistant_message",
     "last_assistant_turn",
     "all_assistant_messages",
-    "all_messages",
     "all_tokens",
-    "all_user_and_system_messages",
 ]
 
 

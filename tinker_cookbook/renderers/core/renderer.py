@@ -20,7 +20,6 @@ from tinker_cookbook.renderers.core.messages import (
     Message,
     Role,
     ToolSpec,
-    get_text_content,
     normalize_messages,
     openai_message,
 )
@@ -387,14 +386,6 @@ class Renderer(ABC):
                 split_control_tokens(m, self.codec, i, kept.get(m["role"], frozenset()))
                 for i, m in enumerate(normal)
             ]
-        elif self._encodes_with_codec:
-            texts = [get_text_content(m) for m in normal if m["role"] in ("user", "tool")]
-            for token in filter(None, map(self.codec.control_token_in, texts)):
-                self._warn_once(
-                    f"{self._name}: a message of a user or tool contains {token!r}, which becomes "
-                    "that control token, as in the model's own chat template; leave out "
-                    "'?split_special_tokens=false' after renderer_name to keep such text plain"
-                )
         return normal if self.merge_text_chunks else [part_texts_apart(m) for m in normal]
 
     def _select(

@@ -9,12 +9,9 @@ that example, and the error states it.
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tinker_cookbook.exceptions import RendererError
@@ -53,8 +50,6 @@ from tinker_cookbook.renderers.template.probe import (
 from tinker_cookbook.renderers.template.text import TemplateText, plain
 from tinker_cookbook.renderers.template.transcript import AnswerCache, Transcript
 from tinker_cookbook.tokenizer_utils import Tokenizer, encode_without_special_tokens
-
-logger = logging.getLogger(__name__)
 
 
 class TemplateReader(BlockReader):
@@ -142,21 +137,6 @@ class TemplateRenderer(Renderer):
         self._answers = AnswerCache()
         # The longest first, so that a token is not mistaken for one that is its end.
         self._controls = tuple(control_names(tokenizer, special=True))
-        # Warn if the model's own generation config stops at other tokens.
-        path = Path(getattr(tokenizer, "name_or_path", "") or "") / "generation_config.json"
-        try:
-            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        except (OSError, ValueError, AttributeError):
-            ids = None
-        ids = ids if isinstance(ids, list) else [ids]
-        known = {token for token in ids if isinstance(token, int)}
-        if known and not known & set(self._stop_ids):
-            logger.warning(
-                "renderer_name=template: the chat template ends answers with %s, but the model's "
-                "generation config stops at token ids %s; template?stop=<token> chooses another",
-                ", ".join(self._facts.stops),
-                sorted(known),
-            )
 
     def get_stop_sequences(self) -> list[int]:
         """Returns the tokens that end an answer."""
@@ -300,29 +280,23 @@ class TemplateRenderer(Renderer):
                     "sampled; use build_supervised_examples, which returns a separate example "
                     "for each such answer, or train on the last answer only"
                 )
+        for idx, message in enumerate(messages if not everything else ()):
+            if trained[idx] and message["role"] != "assistant":
+                raise RendererError(
+                    f"messages[{idx}]: template trains answers, or everything (all_tokens), but "
+                    f"train_on_what={what.value} selects a message of role {message['role']!r}; "
+                    "use the renderer of the model's family"
+                )
         for idx, error in chat.lost.items():
             if trained[idx] and not everything:
                 raise error
-        # Trained messages that are not answers are part of the text between answers.
-        spans: list[tuple[int, int]] = []
-        if not everything:
-            context = (i for i, m in enumerate(messages) if m["role"] != "assistant")
-            spans = sorted(chat.span(i) for i in context if trained[i])
-        weighted: list[tuple[Sequence[Any], float]] = []
-        for begin, end, idx in runs:
-            tokens = self._items(text, begin, end, images)
-            if idx is not None:
-                weighted.append((tokens, float(everything or trained[idx])))
-                continue
-            # The text between answers is encoded in one piece and cut at trained messages.
-            done = 0
-            for span in spans:
-                if begin <= span[0] and span[1] <= end:
-                    # Positions in tokens: the lengths of the encoded text before them.
-                    first, last = (len(self._items(text, begin, at, images)) for at in span)
-                    weighted += [(tokens[done:first], 0.0), (tokens[first:last], 1.0)]
-                    done = last
-            weighted.append((tokens[done:], float(everything)))
+        weighted = [
+            (
+                self._items(text, begin, end, images),
+                float(everything or (idx is not None and trained[idx])),
+            )
+            for begin, end, idx in runs
+        ]
         # The last answer has no next message whose first token could end it.
         final = chat.answers.get(len(messages) - 1)
         if final is not None and final.missing_stop:

@@ -125,13 +125,12 @@ class Transcript:
         """Returns the text of the first ``end`` messages and ``message``."""
         return self._template.render_keys((*self._keys[:end], _key(message)))
 
-    def _with_text(self, idx: int, text: str, rest: bool = False) -> str:
-        """Returns the text up to message ``idx`` (with ``rest``: of all), where that message is
-        replaced by ``text``."""
+    def _with_text(self, idx: int, text: str) -> str:
+        """Returns the text, where message ``idx`` is replaced by ``text``."""
         message = json.loads(self._keys[idx])
         message |= plain(message["role"], text, self._facts.form)
-        after = self._keys[idx + 1 :] if rest else ()
-        return self._template.render_keys((*self._keys[:idx], _key(message), *after))
+        keys = (*self._keys[:idx], _key(message), *self._keys[idx + 1 :])
+        return self._template.render_keys(keys)
 
     def prompt_before(self, end: int, role: Role = "assistant") -> str:
         """Returns the text after which a message of ``role`` at ``end`` is sampled."""
@@ -225,28 +224,6 @@ class Transcript:
                 position = end
         yield position, len(text), None
 
-    def span(self, idx: int) -> tuple[int, int]:
-        """Returns start and end of a message that is not an answer, with the control token after
-        it."""
-        text = self.text()
-        # Replace the message's text: everything that stays the same is around it.
-        before, found, after = self._with_text(idx, QUESTION, rest=True).partition(QUESTION)
-        if not found or not text.startswith(before) or not text[len(before) :].endswith(after):
-            raise RendererError(
-                f"messages[{idx}]: the tokens of this message are not known, because the chat "
-                "template writes other messages differently without it; train on answers only"
-            )
-        end = len(text) - len(after)
-        try:
-            # As the last message it shows the token that closes it.
-            closing = self._with_text(idx, QUESTION).partition(QUESTION)[2]
-        except TemplateRefusal:
-            return len(before), end
-        names = control_names(self._tokenizer, special=True)
-        ends = [at + len(name) for name in names if (at := closing.find(name)) >= 0]
-        closing = closing[: min(ends, default=0)]
-        return len(before), end + len(closing) * text.startswith(closing, end)
-
     def check_context(self, written: set[tuple[str, str]]) -> None:
         """Raises RendererError for a role that the template leaves out; ``written`` caches checked
         kinds."""
@@ -256,7 +233,7 @@ class Transcript:
             # One check for each pair of a role and the role before it; answers have check_answer.
             if role == "assistant" or kind in written:
                 continue
-            if QUESTION not in self._with_text(i, QUESTION, rest=True):
+            if QUESTION not in self._with_text(i, QUESTION):
                 raise RendererError(
                     f"messages[{i}].role: got {role!r}, which the chat template leaves out, "
                     "expected a role that it writes there; change the role, or use the renderer of "
