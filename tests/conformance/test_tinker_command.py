@@ -1,11 +1,10 @@
-"""The SDK's command line in a process of its own against the server: what it deletes and downloads.
+"""The SDK's command line in a process of its own against the server: downloads.
 
 All other commands: ``compatibility.command_probes``."""
 
 from __future__ import annotations
 
 import functools
-import json
 import os
 import signal
 import subprocess
@@ -43,7 +42,7 @@ def run(serving, stories_model):
 def command(serving, tmp_path):
     """``command("run", "list")`` gives what it prints; ``status`` is the exit code expected."""
 
-    def call(*words: str, status: int = 0, typed: str = "", **env: str) -> str:
+    def call(*words: str, status: int = 0, **env: str) -> str:
         # Another version of the SDK is imported by its process.
         fresh = functools.partial(subprocess.run, capture_output=True, text=True)
         done = (fresh if "PYTHONPATH" in env else forks.run)(
@@ -57,7 +56,6 @@ def command(serving, tmp_path):
                 **env,
             },
             cwd=tmp_path,
-            input=typed,
             timeout=120,
         )
         # Threads of the SDK sometimes abort when the interpreter ends, after the work is done.
@@ -65,29 +63,6 @@ def command(serving, tmp_path):
         return done.stdout if status == 0 else done.stderr
 
     return call
-
-
-@pytest.fixture
-def said(command):
-    """The same, read as JSON."""
-    return lambda *words: json.loads(command("--format", "json", *words))
-
-
-def test_deleting_removes_what_was_named_and_no_more(run, command, said):
-    def names() -> list[str]:
-        found = said("checkpoint", "list", "--run-id", run.model_id)["checkpoints"]
-        return [one["tinker_path"] for one in found]
-
-    one, two = (run.save_state(name).result().path for name in ("gone", "kept"))
-    assert "cancelled" in command("checkpoint", "delete", one, typed="n\n")
-    assert one in names()
-    assert "Deleted 1 checkpoint" in command("checkpoint", "delete", "-y", one)
-    assert one not in names()
-    assert two in names()
-    run.save_weights_for_sampler("of-a-kind").result()
-    command("checkpoint", "delete", "-y", "--run-id", run.model_id, "--type", "sampler_weights")
-    assert not any("/sampler_weights/" in path for path in names())
-    assert two in names()
 
 
 @pytest.mark.parametrize("kind", ["weights", "external_weights"])

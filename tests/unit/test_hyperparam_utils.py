@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 
@@ -62,22 +61,6 @@ def test_adapter_size_of_a_vision_language_model_is_what_peft_makes(kind: str, t
         count = hp.get_lora_param_count(folder, 5)
         assert count + (hp.get_vision_lora_param_count(folder, 5) if train else 0) == made > 0
         model = wrapped.unload()
-
-
-@pytest.mark.parametrize(
-    ("name", "billions"),  # as the model cards state them
-    [
-        ("meta-llama/Llama-3.1-8B", 8.03),
-        ("meta-llama/Llama-3.2-1B", 1.24),
-        ("Qwen/Qwen3-8B", 8.19),
-        ("Qwen/Qwen3-30B-A3B", 30.5),
-        ("Qwen/Qwen3-235B-A22B", 235.1),
-    ],
-)
-def test_full_finetune_multiplier_follows_the_model_size(name: str, billions: float):
-    expected = 1 / math.sqrt(billions * 1e9)
-    assert hp.get_full_finetune_lr_multiplier(name) == pytest.approx(expected, rel=5e-3)
-    assert hp.get_lora_lr_multiplier(name) == pytest.approx(10 * expected, rel=5e-3)
 
 
 def test_the_table_agrees_with_transformers_models():

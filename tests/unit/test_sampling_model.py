@@ -8,9 +8,6 @@ import importlib
 import pytest
 from homes import new_home
 
-from recipes.harbor_rl import eval as harbor_eval
-from recipes.multiplayer_rl.fixed_model import FixedModel
-from recipes.multiplayer_rl.text_arena import play
 from tinker_cookbook.chat.__main__ import Config as ChatConfig
 from tinker_cookbook.chat.__main__ import main as chat_main
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
@@ -100,37 +97,13 @@ def options_of_connect(monkeypatch, open_it):
 
 
 OPTIONS = {"sampler": "http://127.0.0.1:9", "vllm_timeout": 5.0, "base_dtype": "int8"}
-GIVEN = tuple(OPTIONS.values())
 
 
-@pytest.mark.parametrize(
-    ("config_class", "run", "default"),
-    [
-        # In a chat vLLM would start for minutes before the first answer.
-        (ChatConfig, chat_main, "builtin"),
-        (
-            harbor_eval.EvalConfig,
-            lambda config: asyncio.run(harbor_eval.run_eval(config, [])),
-            "auto",
-        ),
-        (play.PlayConfig, lambda config: asyncio.run(play.main(config)), "auto"),
-    ],
-    ids=["chat", "harbor_rl.eval", "text_arena.play"],
-)
-def test_the_sampler_of_a_program_reaches_the_backend(
-    config_class, run, default, monkeypatch, stories_model
-):
+def test_the_sampler_of_a_program_reaches_the_backend(monkeypatch, stories_model):
     def connected(**settings):
-        config = config_class(model_name=stories_model, **LOCAL, **settings)
-        return options_of_connect(monkeypatch, lambda: run(config))
+        config = ChatConfig(model_name=stories_model, **LOCAL, **settings)
+        return options_of_connect(monkeypatch, lambda: chat_main(config))
 
-    assert connected(**OPTIONS) == GIVEN
-    assert connected() == (default, 1800.0, "auto")
-
-
-def test_the_sampler_of_an_opponent_reaches_the_backend(monkeypatch, stories_model):
-    # Without a run in this process an opponent opens a connection of its own.
-    opponent = FixedModel(model_name=stories_model, **LOCAL, **OPTIONS)
-    monkeypatch.setattr(backends, "_open", {})
-    monkeypatch.setattr(backends, "_kept", {})
-    assert options_of_connect(monkeypatch, opponent.client) == GIVEN
+    assert connected(**OPTIONS) == tuple(OPTIONS.values())
+    # In a chat vLLM would start for minutes before the first answer.
+    assert connected() == ("builtin", 1800.0, "auto")

@@ -1,23 +1,55 @@
-"""Probes of the rest client and the admin client."""
+"""Probes of the rest client and the admin client, and of what several clients have."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import tinker
 from safetensors.numpy import load
 from tinker import types
 
 from tests.conformance.compatibility.probing import Call, Probes, expect
-from tests.conformance.compatibility.service_probes import LOCAL
+from tests.conformance.compatibility.sampling_probes import SAMPLING
+from tests.conformance.compatibility.service_probes import LOCAL, SERVICE
+from tests.conformance.compatibility.training_probes import TRAINING
 from tests.conformance.compatibility.world import World, run_of
 
 REST, ADMIN = Probes(), Probes()
 
 
+def _client(world: World, call: Call) -> Any:
+    """The client whose class is probed."""
+    kinds = ("service", "training", "sampling", "rest", "admin")
+    return getattr(world, next(kind for kind in kinds if kind.title() in str(call.of)))
+
+
+@SERVICE("get_telemetry", f"{LOCAL}, which discards telemetry")
+@TRAINING("get_telemetry", f"{LOCAL}, which discards telemetry")
+@SAMPLING("get_telemetry", f"{LOCAL}, which discards telemetry")
+@REST("get_telemetry", f"{LOCAL}, which discards telemetry")
+@ADMIN("get_telemetry", f"{LOCAL}, which discards telemetry")
+def get_telemetry(world: World, call: Call) -> None:
+    expect(call(_client(world, call)) is None, "it is off")
+
+
+@SERVICE("get_console_url", f"{LOCAL}; the address of the hosted console")
+@TRAINING("get_console_url", f"{LOCAL}; the address of the hosted console")
+def get_console_url(world: World, call: Call) -> None:
+    expect(call(_client(world, call)).startswith("https://"), "an address")
+
+
+@TRAINING("get_tokenizer", "it encodes text (from the model folder that the server reports)")
+@SAMPLING("get_tokenizer", "it encodes text (from the model folder that the server reports)")
+def get_tokenizer(world: World, call: Call) -> None:
+    expect(call(_client(world, call)).encode("a"), "tokens")
+
+
+@SERVICE("get_server_capabilities", "it lists the served model")
 @REST("get_server_capabilities", "it lists the served model")
 def get_server_capabilities(world: World, call: Call) -> None:
-    expect(call(world.rest).supported_models[0].model_name == world.model, "the model")
+    (model,) = call(_client(world, call)).supported_models
+    expect(model.model_name == world.model and model.max_context_length > 0, "the model")
 
 
 @REST("get_training_run", "its id, base model and rank")
@@ -162,37 +194,23 @@ def get_sampler(world: World, call: Call) -> None:
     expect((found.base_model, found.model_path) == (world.model, path), "what it samples from")
 
 
-@REST("get_telemetry", f"{LOCAL}, which discards telemetry")
-def get_telemetry(world: World, call: Call) -> None:
-    expect(call(world.rest) is None, "it is off")
-
-
 @REST("get_audit_log", "entries")
 @ADMIN("get_audit_log", "entries")
 def get_audit_log(world: World, call: Call) -> None:
-    call(_owner_of(world, call))
+    call(_client(world, call))
 
 
 @REST("get_billing_usage", "events")
 @ADMIN("get_billing_usage", "events")
 def get_billing_usage(world: World, call: Call) -> None:
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
-    call(_owner_of(world, call), hour - timedelta(hours=1), hour)
+    call(_client(world, call), hour - timedelta(hours=1), hour)
 
 
 @REST("get_current_checkpoint_storage_usage", "sizes and costs")
 @ADMIN("get_current_checkpoint_storage_usage", "sizes and costs")
 def get_storage_usage(world: World, call: Call) -> None:
-    call(_owner_of(world, call))
-
-
-@ADMIN("get_telemetry", f"{LOCAL}, which discards telemetry")
-def get_admin_telemetry(world: World, call: Call) -> None:
-    expect(call(world.admin) is None, "it is off")
-
-
-def _owner_of(world: World, call: Call) -> tinker.RestClient | tinker.AdminClient:
-    return world.admin if call.of is tinker.AdminClient else world.rest
+    call(_client(world, call))
 
 
 def _check_run(world: World, run: types.TrainingRun) -> None:

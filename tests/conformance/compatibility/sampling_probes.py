@@ -59,16 +59,6 @@ def get_base_model(world: World, call: Call) -> None:
     expect(call(world.sampling) == world.model, "the model")
 
 
-@SAMPLING("get_tokenizer", "it encodes text (from the model folder that the server reports)")
-def get_tokenizer(world: World, call: Call) -> None:
-    expect(call(world.sampling).encode("a"), "tokens")
-
-
-@SAMPLING("get_telemetry", f"{LOCAL}, which discards telemetry")
-def get_telemetry(world: World, call: Call) -> None:
-    expect(call(world.sampling) is None, "it is off")
-
-
 @SAMPLING("on_queue_state_change", f"{LOCAL}: the client calls it when the state changes")
 def on_queue_state_change(world: World, call: Call) -> None:
     call(world.sampling, QueueState.ACTIVE, None)

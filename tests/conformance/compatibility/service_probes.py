@@ -94,22 +94,6 @@ def create_rest_client(world: World, call: Call) -> None:
     expect(run in [one.training_run_id for one in runs], "it lists this run")
 
 
-@SERVICE("get_console_url", f"{LOCAL}; the address of the hosted console")
-def get_console_url(world: World, call: Call) -> None:
-    expect(call(world.service).startswith("https://"), "an address")
-
-
-@SERVICE("get_server_capabilities", "it lists the served model")
-def get_server_capabilities(world: World, call: Call) -> None:
-    (model,) = call(world.service).supported_models
-    expect(model.model_name == world.model and model.max_context_length > 0, "the model")
-
-
-@SERVICE("get_telemetry", f"{LOCAL}, which discards telemetry")
-def get_telemetry(world: World, call: Call) -> None:
-    expect(call(world.service) is None, "it is off")
-
-
 @SERVICE("holder", f"{LOCAL} except for the session")
 def holder(world: World, call: Call) -> None:
     expect(world.service.holder.get_session_id(), "a session")

@@ -9,7 +9,6 @@ import torch
 from tinker import types
 
 from tests.conformance.compatibility.probing import Call, Probes, expect
-from tests.conformance.compatibility.service_probes import LOCAL
 from tests.conformance.compatibility.world import (
     TOKENS,
     World,
@@ -114,21 +113,6 @@ def get_info(world: World, call: Call) -> None:
     info = call(world.training)
     expect((info.model_name, info.lora_rank) == (world.model, 4), "model and rank")
     expect(info.model_id == run_of(world.saved()), "the run")
-
-
-@TRAINING("get_tokenizer", "it encodes text (from the model folder that the server reports)")
-def get_tokenizer(world: World, call: Call) -> None:
-    expect(call(world.training).encode("a"), "tokens")
-
-
-@TRAINING("get_console_url", f"{LOCAL}; the address of the hosted console")
-def get_console_url(world: World, call: Call) -> None:
-    expect(call(world.training).startswith("https://"), "an address")
-
-
-@TRAINING("get_telemetry", f"{LOCAL}, which discards telemetry")
-def get_telemetry(world: World, call: Call) -> None:
-    expect(call(world.training) is None, "it is off")
 
 
 LOSSES: dict[str, tuple[str, dict[str, Any] | None]] = {

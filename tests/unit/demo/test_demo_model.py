@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 import zipfile
@@ -39,24 +38,6 @@ def test_ids_are_those_of_the_vocabulary_in_the_gguf_file(demo_model: str, token
     assert ours.convert_tokens_to_ids(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]) == [0, 1, 2]
 
 
-def test_it_answers_a_question(demo_model: str):
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(demo_model)
-    model = AutoModelForCausalLM.from_pretrained(demo_model)
-    assert sum(p.numel() for p in model.parameters()) == 134_515_008
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    question = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.apply_chat_template(
-        question, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    with torch.no_grad():
-        answer = model.generate(**prompt, max_new_tokens=16, do_sample=False)
-    text = tokenizer.decode(answer[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert "Paris" in text
-
-
 @pytest.mark.slow
 def test_weights_equal_those_of_an_independent_conversion(
     demo_model: str, shared_dir: Path, tmp_path: Path
@@ -72,24 +53,6 @@ def test_weights_equal_those_of_an_independent_conversion(
     reference = load_file(tmp_path / "reference" / "model.safetensors")
     assert ours.keys() == reference.keys()
     assert all(torch.equal(ours[name], reference[name]) for name in reference)
-
-
-@pytest.mark.slow
-def test_perplexity_of_wiki_text(demo_model: str, shared_dir: Path):
-    """4,096 tokens in windows of 512: a float32 copy measured 25.57 (0.895 bits a character)."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(demo_model)
-    model = AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32)
-    text = (shared_dir / "data/llamafactory_demo/wiki_demo.txt").read_text(encoding="utf-8")
-    ids = torch.tensor(tokenizer.encode(text[:30_000])[:4096])
-    nll = []
-    with torch.no_grad():
-        for window in ids.view(-1, 512):
-            logprobs = model(window[None]).logits[0, :-1].log_softmax(-1)
-            nll += (-logprobs.gather(1, window[1:, None])[:, 0]).tolist()
-    assert math.exp(sum(nll) / len(nll)) == pytest.approx(25.57, abs=0.03)
 
 
 def _small_gguf(path: Path, **fields: str) -> Path:

@@ -17,11 +17,9 @@ from config_samples import FileBuilder, Run
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.config import load_config
 from tinker_cookbook.run.ml_log import (  # the official path
-    JsonLogger,
     Logger,
     MultiplexLogger,
     NeptuneLogger,
-    PrettyPrintLogger,
     TrackioLogger,
     WandbLogger,
     setup_logging,
@@ -85,41 +83,6 @@ def test_a_run_killed_before_its_first_checkpoint_starts_its_rows_anew(tmp_path)
         log.close()
     assert rows(tmp_path) == [{"step": 0, "test/nll": 3.0}]
     assert (tmp_path / "metrics.jsonl.pre_resume_000000").exists()
-
-
-class MemoryStore:
-    """The part of a run's store that a logger uses."""
-
-    def __init__(self):
-        self.config, self.diff, self.rows = None, None, []
-
-    def write_config(self, config):
-        self.config = config
-
-    def write_code_diff(self, diff):
-        self.diff = diff
-
-    def write_metrics(self, metrics, step=None):
-        self.rows.append({"step": step} | metrics)
-
-    def truncate_metrics(self, from_step):
-        self.rows = [row for row in self.rows if row["step"] < from_step]
-
-
-def test_a_store_takes_the_place_of_the_files(tmp_path):
-    store = MemoryStore()
-    store.rows = [{"step": 1}, {"step": 2}]
-    log = MultiplexLogger([PrettyPrintLogger(), JsonLogger(tmp_path, store, resume_step=1)])
-    log.log_hparams(Run(learning_rate=3e-3, dataset_builder=FileBuilder()))
-    log.log_metrics({"a": 1.0}, 2)
-    log.sync()
-    log.close()
-    assert log.store is store
-    assert store.rows == [{"step": 1}, {"step": 2, "a": 1.0}]
-    assert store.config["learning_rate"] == 3e-3
-    assert isinstance(store.diff, str)
-    assert list(tmp_path.iterdir()) == []
-    assert MultiplexLogger([PrettyPrintLogger(), JsonLogger(tmp_path)]).store is None
 
 
 def test_code_diff_is_a_patch_of_the_checkout(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 
 import pytest
 
@@ -13,9 +12,7 @@ from tinker_cookbook.utils.trace import (
     get_scope_context,
     scope,
     scope_span,
-    trace_init,
     trace_iteration,
-    trace_shutdown,
     update_scope_context,
 )
 
@@ -48,30 +45,6 @@ def test_an_iteration_has_the_time_of_each_span():
     assert metrics["time/outer:count"] == metrics["time/inner:count"] == 2
     assert metrics["time/outer:total"] == pytest.approx(2 * metrics["time/outer:mean"])
     assert 0.01 <= metrics["time/once"] <= metrics["time/total"]
-
-
-def test_a_trace_file_has_a_track_for_each_task(tmp_path):
-    path = tmp_path / "events.jsonl"
-    trace_init(output_file=str(path))
-    try:
-
-        async def run():
-            await asyncio.gather(*(asyncio.create_task(outer(), name=f"t{i}") for i in range(2)))
-
-        asyncio.run(run())
-        thread = threading.Thread(target=inner, name="other")
-        thread.start()
-        thread.join()
-    finally:
-        trace_shutdown()
-    events = read(path)
-    names = {e["args"]["name"] for e in events if e["ph"] == "M"}
-    assert {"t0", "t1", "sync:other", "other Thread"} <= names
-    begun = [e["name"] for e in events if e["ph"] == "B"]
-    ended = [e for e in events if e["ph"] == "E"]
-    assert sorted(begun) == sorted(e["name"] for e in ended) == ["inner"] * 3 + ["outer"] * 2
-    assert all(e["args"]["kind"] == e["name"] for e in ended)
-    assert len({(e["pid"], e["tid"]) for e in ended}) == 3
 
 
 def test_a_run_writes_its_spans_as_its_settings_ask(tmp_path):

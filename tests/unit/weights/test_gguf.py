@@ -202,23 +202,6 @@ def test_an_unknown_tokenizer_or_architecture_is_refused_before_a_file_is_writte
     assert not list(tmp_path.glob("*.gguf*"))
 
 
-def test_settings_are_checked_before_the_checkpoint_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(GGUFSettings, "open", lambda self: pytest.fail("was read"))
-    (tmp_path / "old.gguf").write_text("old")
-
-    def run(**settings):
-        settings = {"model_path": "x", "out": str(tmp_path / "m.gguf"), **settings}
-        export_gguf(GGUFSettings(**settings))
-
-    for settings, message in [
-        ({"quant": "q8"}, "quant: got 'q8', expected one of f32, f16, bf16, q8_0, q4_0"),
-        ({"out": str(tmp_path / "m")}, "ends in .gguf, such as m.gguf"),
-        ({"out": str(tmp_path / "old.gguf")}, "exists already"),
-    ]:
-        with pytest.raises(ConfigurationError, match=message):
-            run(**settings)
-
-
 def test_the_command_writes_file_proof_and_modelfile(tmp_path, capsys):
     base, adapter, _ = opened(tmp_path, "llama")
     settings = GGUFSettings(

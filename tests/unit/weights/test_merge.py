@@ -163,22 +163,6 @@ def test_an_adapter_of_some_layers_adapts_no_others(tmp_path):
     assert config["target_modules"] == ["model.layers.1.self_attn.q_proj"]
 
 
-@pytest.mark.parametrize(
-    ("more", "error", "words"),
-    [
-        ({"dtype": "bfloat"}, ConfigurationError, "did you mean 'bfloat16'"),
-        ({"merge_strategy": "shards"}, ConfigurationError, "did you mean 'shard'"),
-        ({"quantize": "experts-fp8"}, ConfigurationError, "quantize: got 'experts-fp8'"),
-        ({"serving_format": "vllm"}, ConfigurationError, "serving_format: got 'vllm'"),
-        ({"dequantize": True}, NotImplementedError, "dequantize"),
-    ],
-)
-def test_values_that_are_not_supported_are_refused_first(tmp_path, more, error, words):
-    with pytest.raises(error, match=words):
-        merge(tmp_path / "nowhere", tmp_path / "nowhere", tmp_path / "out", **more)
-    assert not (tmp_path / "out").exists()
-
-
 def test_adapters_of_another_model_are_refused(tmp_path):
     base, other = make_base(tmp_path / "base", "llama"), make_base(tmp_path / "other", "qwen3")
     # Qwen3 has head_dim 16 here: q_proj of another shape.
@@ -272,17 +256,6 @@ def test_an_export_that_disagrees_is_not_kept(tmp_path, monkeypatch):
     with pytest.raises(WeightsMergeError, match="differ from those of the engine"):
         merge(base, adapter, tmp_path / "out", dtype="float32")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
-
-
-def test_the_script_of_the_original_merges(tmp_path):
-    from tinker_cookbook.scripts.merge_tinker_adapter_to_hf_model import main as script
-
-    base = make_base(tmp_path / "base", "llama")
-    adapter = make_adapter(tmp_path / "adapter", base)
-    out = tmp_path / "out"
-    script(["--hf-model", str(base), "--tinker-adapter-path", str(adapter),
-            "--output-path", str(out)])  # fmt: skip
-    assert config_of(out)["dtype"] == "bfloat16"
 
 
 def test_a_full_disk_leaves_the_old_export_as_it_was(tmp_path, monkeypatch):
