@@ -50,27 +50,24 @@ def resolve_renderer_name_from_checkpoint_or_default(
     return run_blocking(_resolve(*arguments))
 
 
-async def resolve_renderer_name_from_checkpoint_or_default_async(
-    *,
+async def resolve_renderer_name_from_checkpoint_or_default_async(**arguments: Any) -> str:
+    """As :func:`resolve_renderer_name_from_checkpoint_or_default`, awaitable."""
+    return await run_async(_resolve(**arguments))
+
+
+def _resolve(
     model_name: str,
     explicit_renderer_name: str | None,
     load_checkpoint_path: str | None,
     base_url: str | None = None,
-) -> str:
-    """As :func:`resolve_renderer_name_from_checkpoint_or_default`, awaitable."""
-    arguments = (model_name, explicit_renderer_name, load_checkpoint_path, base_url)
-    return await run_async(_resolve(*arguments))
-
-
-def _resolve(
-    model_name: str, name: str | None, checkpoint_path: str | None, base_url: str | None
 ) -> Generator[Future[Any], Any, str]:
-    if name is None and checkpoint_path is not None:
+    name, path = explicit_renderer_name, load_checkpoint_path
+    if name is None and path is not None:
         # Only for this lookup, and closed after it: the run connects itself later.
         with backends.connect(base_url=base_url) as connection:
-            name = yield from _read(connection.service, checkpoint_path)
+            name = yield from _read(connection.service, path)
         if name is not None:
-            logger.info("renderer %s, which checkpoint %s was trained with", name, checkpoint_path)
+            logger.info("renderer %s, which checkpoint %s was trained with", name, path)
     return get_recommended_renderer_name(model_name) if name is None else name
 
 

@@ -64,50 +64,32 @@ def serialize_rollout_summaries(
     sampling_client_steps_P: Sequence[int | None] | None = None,
 ) -> list[dict[str, Any]]:
     """As :func:`serialize_rollout_summaries_from_groups`, from lists with an entry per group."""
-    steps_P = sampling_client_steps_P or [None] * len(trajectory_groups_P)
-    entries = zip(trajectory_groups_P, taglist_P, steps_P, strict=True)
-    return serialize_rollout_summaries_from_groups(
-        split=split,
-        iteration=iteration,
-        groups_P=[RolloutSummaryGroup(*one) for one in entries],
-    )
+    lists = trajectory_groups_P, taglist_P, sampling_client_steps_P
+    return serialize_rollout_summaries_from_groups(**_from_lists(split, iteration, *lists))
 
 
-def write_rollout_summaries_jsonl_from_groups(
-    path: str | Path, *, split: str, iteration: int, groups_P: Sequence[RolloutSummaryGroup]
-) -> None:
-    """Writes the rows to a file, and creates its folder."""
-    _write(
-        path,
-        serialize_rollout_summaries_from_groups(
-            split=split, iteration=iteration, groups_P=groups_P
-        ),
-    )
-
-
-def write_rollout_summaries_jsonl(
-    path: str | Path,
-    *,
+def _from_lists(
     split: str,
     iteration: int,
     trajectory_groups_P: Sequence[TrajectoryGroup],
     taglist_P: Sequence[list[str]],
     sampling_client_steps_P: Sequence[int | None] | None = None,
-) -> None:
-    """As :func:`write_rollout_summaries_jsonl_from_groups`, from lists with an entry per group."""
-    _write(
-        path,
-        serialize_rollout_summaries(
-            split=split,
-            iteration=iteration,
-            trajectory_groups_P=trajectory_groups_P,
-            taglist_P=taglist_P,
-            sampling_client_steps_P=sampling_client_steps_P,
-        ),
-    )
+) -> dict[str, Any]:
+    steps_P = sampling_client_steps_P or [None] * len(trajectory_groups_P)
+    entries = zip(trajectory_groups_P, taglist_P, steps_P, strict=True)
+    groups_P = [RolloutSummaryGroup(*one) for one in entries]
+    return {"split": split, "iteration": iteration, "groups_P": groups_P}
 
 
-def _write(path: str | Path, rows: Sequence[dict[str, Any]]) -> None:
-    target = Path(path)
+def write_rollout_summaries_jsonl_from_groups(path: str | Path, **groups: Any) -> None:
+    """Writes the rows of :func:`serialize_rollout_summaries_from_groups` to a file, and creates its
+    folder."""
+    target, rows = Path(path), serialize_rollout_summaries_from_groups(**groups)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_rollout_summaries_jsonl(path: str | Path, **lists: Any) -> None:
+    """As :func:`write_rollout_summaries_jsonl_from_groups`, from the arguments of
+    :func:`serialize_rollout_summaries`."""
+    write_rollout_summaries_jsonl_from_groups(path, **_from_lists(**lists))

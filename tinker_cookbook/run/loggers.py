@@ -1,5 +1,7 @@
 """Destinations of a run's metrics and configuration: its folder, and the terminal."""
 
+# ruff: noqa: D102 (the methods of a logger are described in ``Logger``)
+
 from __future__ import annotations
 
 import contextlib
@@ -126,23 +128,23 @@ class MultiplexLogger(Logger):
         for logger in self.loggers:
             getattr(logger, method)(*arguments)
 
-    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:  # noqa: D102
+    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
         self._call("log_metrics", metrics, step)
 
-    def log_summary(self, metrics: Metrics) -> None:  # noqa: D102
+    def log_summary(self, metrics: Metrics) -> None:
         self._call("log_summary", metrics)
 
-    def log_hparams(self, config: Any) -> None:  # noqa: D102
+    def log_hparams(self, config: Any) -> None:
         self._call("log_hparams", config)
 
-    def log_long_text(self, key: str, text: str) -> None:  # noqa: D102
+    def log_long_text(self, key: str, text: str) -> None:
         self._call("log_long_text", key, text)
 
-    def sync(self) -> None:  # noqa: D102
+    def sync(self) -> None:
         self._call("sync")
 
     def close(self) -> None:
-        """Closes all, even if one of them fails."""
+        # All are closed, even if one of them fails.
         with contextlib.ExitStack() as stack:
             # Callbacks run in reverse order: the loggers close first, then ``on_close``.
             if self._on_close is not None:
@@ -152,13 +154,11 @@ class MultiplexLogger(Logger):
         self._on_close = None
 
     def get_logger_url(self) -> str | None:
-        """Returns the first web page that a logger has."""
         urls = (logger.get_logger_url() for logger in self.loggers)
         return next((url for url in urls if url), None)
 
     @property
     def store(self) -> RunStore | None:
-        """The first store that a logger has."""
         stores = (logger.store for logger in self.loggers)
         return next((store for store in stores if store is not None), None)
 
@@ -285,7 +285,6 @@ class PrettyPrintLogger(Logger):
         self._console = console or get_console()
 
     def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
-        """Prints the metrics, sorted by group and name."""
         if not metrics:
             return
         # Metrics without a group come first.

@@ -1,4 +1,6 @@
-"""Logs to Weights & Biases."""
+"""Logs to Weights & Biases, Neptune and Trackio."""
+
+# ruff: noqa: D102 (the methods are described in ``Logger``)
 
 from __future__ import annotations
 
@@ -73,24 +75,19 @@ class WandbLogger(Logger):
         return self._run.id
 
     def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
-        """Sends the metrics in the background."""
         self._run.log(dict(metrics) if step is None else {"step": step, **metrics})
 
     def log_hparams(self, config: Any) -> None:
-        """Updates the run's configuration."""
         # A resumed run may have other settings.
         self._run.config.update(dump_config(config), allow_val_change=True)
 
     def log_long_text(self, key: str, text: str) -> None:
-        """Sends the text as a text panel."""
         self._run.log({key: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")})
 
     def close(self) -> None:
-        """Waits for the upload and ends the run."""
         self._run.finish()
 
     def get_logger_url(self) -> str | None:
-        """Returns the run's web page; ``None`` offline."""
         return self._run.url
 
 
@@ -124,24 +121,19 @@ class NeptuneLogger(Logger):
             self.log_hparams(config)
 
     def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
-        """Sends the metrics in the background."""
         if step is not None:
             self.run.log_metrics(dict(metrics), step=step)
 
     def log_summary(self, metrics: Metrics) -> None:
-        """Sets totals as attributes of the run."""
         self.run.log_configs(dict(metrics))
 
     def log_hparams(self, config: Any) -> None:
-        """Sets the run's configuration."""
         self.run.log_configs(dump_config(config), flatten=True, cast_unsupported=True)
 
     def close(self) -> None:
-        """Waits for the upload and ends the run."""
         self.run.close()
 
     def get_logger_url(self) -> str | None:
-        """Returns the run's web page."""
         return self.run.get_run_url()
 
 
@@ -173,11 +165,9 @@ class TrackioLogger(Logger):
         )
 
     def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
-        """Sends the metrics in the background."""
         self.run.log(dict(metrics), step=step)
 
     def close(self) -> None:
-        """Waits until everything is stored and ends the run."""
         self.run.finish()
 
 

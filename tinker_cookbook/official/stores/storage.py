@@ -1,5 +1,7 @@
 """Files by relative path: the interface, a local folder, and the file systems of fsspec."""
 
+# ruff: noqa: D102 (the methods of a storage are described in ``Storage``)
+
 from __future__ import annotations
 
 import asyncio
@@ -134,32 +136,27 @@ class LocalStorage(ThreadedStorage):
         return found
 
     def url(self, path: str = "") -> str:
-        """Returns the ``file://`` address of a file."""
         return self.path(path).as_uri()
 
     def read(self, path: str) -> bytes:
-        """Returns a file's content; raises FileNotFoundError."""
         return self.path(path).read_bytes()
 
     def write(self, path: str, data: bytes) -> None:
-        """Writes a file atomically: readers see the old content or the new."""
+        # Readers see the old content or the new.
         target = self.path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, data)
 
     def append(self, path: str, data: bytes) -> None:
-        """Appends bytes in a single write."""
         target = self.path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target, "ab", buffering=0) as file:
             file.write(data)
 
     def exists(self, path: str) -> bool:
-        """Returns whether there is such a file or folder."""
         return self.path(path).exists()
 
     def stat(self, path: str) -> StorageStat | None:
-        """Returns size and time, ``None`` if there is no file."""
         try:
             found = self.path(path).stat()
         except FileNotFoundError:
@@ -167,22 +164,18 @@ class LocalStorage(ThreadedStorage):
         return StorageStat(found.st_size, found.st_mtime)
 
     def read_range(self, path: str, offset: int, length: int | None = None) -> bytes:
-        """Returns ``length`` bytes from ``offset``; ``None``: all up to the end."""
         with open(self.path(path), "rb") as file:
             file.seek(offset)
             return file.read(-1 if length is None else length)
 
     def list_dir(self, prefix: str) -> list[str]:
-        """Returns the names in a folder, sorted; empty if there is no folder."""
         folder = self.path(prefix)
         return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
     def remove(self, path: str) -> None:
-        """Deletes a file, if there is one."""
         self.path(path).unlink(missing_ok=True)
 
     def remove_dir(self, path: str) -> None:
-        """Deletes a folder if it is empty."""
         with contextlib.suppress(OSError):
             self.path(path).rmdir()
 
@@ -236,11 +229,9 @@ class FsspecStorage(ThreadedStorage):
         return "/".join(part for part in (self._root, name) if part)
 
     def url(self, path: str = "") -> str:
-        """Returns an address such as ``s3://bucket/run/metrics.jsonl``."""
         return f"{self._protocol}://{self._full(self._name(path))}"
 
     def read(self, path: str) -> bytes:
-        """Returns a file's content; raises FileNotFoundError."""
         name = self._name(path)
         with self._lock:
             if name in self._appended:
@@ -248,14 +239,12 @@ class FsspecStorage(ThreadedStorage):
         return self._fs.cat_file(self._full(name))
 
     def write(self, path: str, data: bytes) -> None:
-        """Writes a whole file, at once."""
         name = self._name(path)
         with self._lock:
             self._upload(name, data)
             self._appended.pop(name, None)
 
     def append(self, path: str, data: bytes) -> None:
-        """Appends bytes, which ``flush`` uploads."""
         name = self._name(path)
         with self._lock:
             if name not in self._appended:
@@ -266,12 +255,10 @@ class FsspecStorage(ThreadedStorage):
             self._appended[name] += data
 
     def exists(self, path: str) -> bool:
-        """Returns whether there is such a file or folder."""
         name = self._name(path)
         return name in self._appended or self._fs.exists(self._full(name))
 
     def stat(self, path: str) -> StorageStat | None:
-        """Returns size and time, ``None`` if there is no file; time 0 where it is unknown."""
         name = self._name(path)
         full = self._full(name)
         self._fs.invalidate_cache(full)  # another process may have written since
@@ -288,7 +275,6 @@ class FsspecStorage(ThreadedStorage):
         return None if size is None else StorageStat(size, seconds)
 
     def read_range(self, path: str, offset: int, length: int | None = None) -> bytes:
-        """Returns ``length`` bytes from ``offset``; ``None``: all up to the end."""
         name = self._name(path)
         end = None if length is None else offset + length
         with self._lock:
@@ -297,7 +283,6 @@ class FsspecStorage(ThreadedStorage):
         return self._fs.cat_file(self._full(name), start=offset, end=end)
 
     def list_dir(self, prefix: str) -> list[str]:
-        """Returns the names in a folder, sorted; empty if there is no folder."""
         name = self._name(prefix)
         full = self._full(name)
         self._fs.invalidate_cache(full)  # another process may have written since
@@ -313,7 +298,6 @@ class FsspecStorage(ThreadedStorage):
         return sorted(names | {file[len(start) :].partition("/")[0] for file in appended})
 
     def remove(self, path: str) -> None:
-        """Deletes a file, if there is one."""
         name = self._name(path)
         with self._lock:
             self._appended.pop(name, None)
@@ -321,12 +305,10 @@ class FsspecStorage(ThreadedStorage):
                 self._fs.rm_file(self._full(name))
 
     def remove_dir(self, path: str) -> None:
-        """Deletes a folder if it is empty."""
         with contextlib.suppress(OSError):
             self._fs.rmdir(self._full(self._name(path)))
 
     def flush(self) -> None:
-        """Uploads the files with appended bytes."""
         with self._lock:
             for name in list(self._appended):
                 self._upload(name, bytes(self._appended[name]))
