@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tarfile
 import tempfile
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeAlias
 
+import httpx
 from torch import Tensor
 
 from tinker_cookbook.backends.connect import check_backend, connect
@@ -110,12 +109,6 @@ def _fetch_remote(service: Any, base_url: str | None, path: str, folder: Path) -
             rest.delete_checkpoint_from_tinker_path(temporary).result()
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        """Refuses redirects: the key must not be sent to the URL of a file."""
-        return None
-
-
 def _archive_url(base_url: str | None, path: str) -> str | None:
     """Returns the signed URL of an archive, or None if the server returns none.
 
@@ -127,31 +120,19 @@ def _archive_url(base_url: str | None, path: str) -> str | None:
     if not key:
         return None
     parsed = TinkerPath.parse(path)
-    request = urllib.request.Request(
+    url = (
         f"{resolve_base_url(base_url).rstrip('/')}/api/v1/training_runs/{parsed.run_id}"
-        f"/checkpoints/{parsed.kind}/{parsed.name}/archive",
-        headers={"X-API-Key": key},
+        f"/checkpoints/{parsed.kind}/{parsed.name}/archive"
     )
     try:
-        opener = urllib.request.build_opener(_NoRedirect)
-        opener.open(request, timeout=_TIMEOUT_SECONDS).close()
-    except urllib.error.HTTPError as answer:
-        if answer.code in (301, 302, 303, 307, 308):
-            return answer.headers.get("Location")
-        # Only a 404 that names the run; a server without this route returns another 404.
-        detail = _detail(answer)
-        if answer.code == 404 and parsed.run_id in detail:
-            raise WeightsDownloadError(detail) from None
-    except (OSError, HTTPException, ValueError):
-        pass  # the other method will report the server's error
-    return None
-
-
-def _detail(answer: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.loads(answer.read())["detail"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+        # Redirects are not followed: the key must not be sent to the URL of a file.
+        answer = httpx.get(url, headers={"X-API-Key": key}, timeout=_TIMEOUT_SECONDS)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return None  # the other method will report the server's error
+    # Only a 404 that names the run; a server without this route returns another 404.
+    if answer.status_code == 404 and parsed.run_id in answer.text:
+        raise WeightsDownloadError(str(answer.json()["detail"]))
+    return answer.headers.get("Location") if answer.is_redirect else None
 
 
 def _signed_urls(service: Any, rest: Any, path: str) -> tuple[dict[str, str], str | None]:

@@ -9,13 +9,11 @@ which takes the token of another account. ``TINKER_BASE_URL`` names another serv
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
-import urllib.error
-import urllib.request
-from http.client import HTTPException
+
+import httpx
 
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
 from tinker_cookbook.utils.command_line.entrypoint import run_program
@@ -49,22 +47,20 @@ def _credential() -> str:
 
 
 def _token(url: str, credential: str) -> str:
-    headers = {"X-API-Key": credential, "Content-Type": "application/json"}
+    headers = {"X-API-Key": credential}
     try:
-        request = urllib.request.Request(f"{url}/api/v1/auth/token", b"{}", headers)
-        with urllib.request.urlopen(request, timeout=_SECONDS) as response:
-            token = json.load(response)["jwt"]
-    except urllib.error.HTTPError as error:
-        detail = error.read(300).decode(errors="replace")
-        raise BackendError(
-            f"{url} refused the credential: status {error.code}, {detail}"
-        ) from error
-    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        answer = httpx.post(f"{url}/api/v1/auth/token", json={}, headers=headers, timeout=_SECONDS)
+        token = str(answer.json()["jwt"]) if answer.is_success else None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
         raise BackendError(
             f"{url}: no token from it ({type(error).__name__}: {error}); check TINKER_BASE_URL and "
             "the network"
         ) from error
-    return str(token)
+    if token is None:
+        raise BackendError(
+            f"{url} refused the credential: status {answer.status_code}, {answer.text[:300]}"
+        )
+    return token
 
 
 if __name__ == "__main__":
