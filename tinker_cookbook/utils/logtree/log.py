@@ -149,11 +149,8 @@ def table(obj: Any, *, caption: str | None = None) -> None:
         columns = list(dict.fromkeys(key for row in obj for key in row))
         rows = [[row.get(key, "") for key in columns] for row in obj]
         append(table_node(rows, [str(key) for key in columns], caption))
-    elif all(_is_list(row) for row in obj):
-        append(table_node(obj, None, caption))
     else:
-        kinds = sorted({type(row).__name__ for row in obj})
-        raise DataFormatError(f"table: got rows of {kinds}, expected all dicts or all lists")
+        append(table_node(obj, None, caption))
 
 
 def _is_list(value: Any) -> bool:

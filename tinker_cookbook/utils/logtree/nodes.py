@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import markupsafe
 
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.loggers import format_value
 
 # A line break after these keeps the source readable. After a <span> it would be a space.
@@ -100,17 +99,8 @@ def escape(value: Any) -> Raw:
 def attributes(values: Mapping[str, Any]) -> dict[str, str]:
     """Returns keyword arguments as HTML attributes: ``class_`` is ``class``, ``data__id``
     ``data-id``."""
-    out: dict[str, str] = {}
-    for key, value in values.items():
-        # Python names cannot contain a dash or be a keyword such as class.
-        name = re.sub("_+", "-", key.rstrip("_"))
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", name):
-            raise ConfigurationError(
-                f"HTML attribute {key!r}: expected letters, digits and underscores, such as class_ "
-                f"or data__id"
-            )
-        out[name] = str(value)
-    return out
+    # Python names cannot contain a dash or be a keyword such as class.
+    return {re.sub("_+", "-", key.rstrip("_")): str(value) for key, value in values.items()}
 
 
 def table_node(
