@@ -4,10 +4,8 @@ All other commands: ``compatibility.command_probes``."""
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
-import subprocess
 import sys
 
 import forks
@@ -17,7 +15,6 @@ import tinker
 import torch
 from safetensors.torch import load_file
 from test_clients import ADAM, DATA
-from test_sdk_versions import sdk_folder
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.slow
@@ -42,10 +39,8 @@ def run(serving, stories_model):
 def command(serving, tmp_path):
     """``command("run", "list")`` gives what it prints; ``status`` is the exit code expected."""
 
-    def call(*words: str, status: int = 0, **env: str) -> str:
-        # Another version of the SDK is imported by its process.
-        fresh = functools.partial(subprocess.run, capture_output=True, text=True)
-        done = (fresh if "PYTHONPATH" in env else forks.run)(
+    def call(*words: str, status: int = 0) -> str:
+        done = forks.run(
             [*TINKER, *words],
             env={
                 **os.environ,
@@ -53,7 +48,6 @@ def command(serving, tmp_path):
                 "TINKER_API_KEY": serving.key(),
                 "COLUMNS": "200",
                 "HOME": str(tmp_path),
-                **env,
             },
             cwd=tmp_path,
             timeout=120,
@@ -83,13 +77,3 @@ def test_a_download_gives_an_adapter_that_peft_loads(run, command, stories_model
     refused = command("checkpoint", "download", path, "-o", "got", status=1)
     assert "already exists" in refused
     command("checkpoint", "download", path, "-o", "got", "--force")
-
-
-@pytest.mark.parametrize("version", ["0.7.0", "0.28.0"])
-def test_older_command_lines_download_archives(run, command, tmp_path, version):
-    path = run.save_weights_for_sampler(f"by-{version.replace('.', '-')}").result().path
-    command(
-        "checkpoint", "download", path, "-o", str(tmp_path), PYTHONPATH=str(sdk_folder(version))
-    )
-    (weights,) = tmp_path.rglob("adapter_model.safetensors")
-    assert load_file(weights)

@@ -128,13 +128,10 @@ class _Arguments:
         if "enum" in schema or "const" in schema:
             self._refuse(name, schema, _CONDITIONS - {"type", "enum", "const"})
             yield "constant", {"enum": self._allowed(name, schema, kinds)}
-        elif unions := [key for key in ("anyOf", "oneOf") if key in schema and kinds is None]:
-            self._refuse(name, schema, _CONDITIONS - {unions[0]})
-            branches = [list(self._options(name, o, depth + 1)) for o in schema[unions[0]]]
-            if unions == ["oneOf"]:
-                self._refuse_overlap(name, branches)
-            for branch in branches:
-                yield from branch
+        elif "anyOf" in schema and kinds is None:
+            self._refuse(name, schema, _CONDITIONS - {"anyOf"})
+            for option in schema["anyOf"]:
+                yield from self._options(name, option, depth + 1)
         elif isinstance(kinds, list):
             for kind in kinds:
                 yield from self._options(name, {**schema, "type": kind}, depth + 1)
@@ -160,21 +157,6 @@ class _Arguments:
         if not values:
             raise self._error(name, f"{json.dumps(schema)[:80]} without a possible value")
         return values
-
-    def _refuse_overlap(
-        self, name: str, branches: Sequence[Sequence[tuple[str, Mapping[str, Any]]]]
-    ) -> None:
-        """Refuses branches of ``oneOf`` whose values might fit two of them."""
-        seen: set[str] = set()
-        for branch in branches:
-            kinds = set[str]()
-            for kind, schema in branch:
-                kind = "integer" if kind == "number" else kind
-                values = schema["enum"] if kind in ("constant", "boolean", "null") else []
-                kinds |= {_kinds_of(one)[0] for one in values} if values else {kind}
-            if kinds & seen or "any" in kinds | seen:
-                raise self._error(name, "oneOf with alternatives of one type; use anyOf")
-            seen |= kinds
 
     def _constants(self, name: str, value: Any) -> Iterator[str]:
         if isinstance(value, str):
