@@ -1,16 +1,35 @@
-"""Vocabularies, renderers and vectors for the tests of Mistral's formats."""
+"""Vocabularies, renderers and vectors for the tests of Mistral's formats.
+
+``mistral_vectors.json`` has 220 random conversations, and the text that mistral-common 1.5.4 gives
+with its strictest rules: those for fine-tuning where a conversation ends with an answer, those for
+serving elsewhere. A vector is ``[messages, tools, texts]``. A message is ``[role, content]``, a
+result has the id of its call behind it, and an answer a list of calls ``[id, name, arguments]``.
+``tools`` counts the tools of ``TOOLS`` that are declared. ``texts`` follow ``VERSIONS``: those of
+the Tekken vocabulary as they are, those of SentencePiece as the beginning of their SHA-256.
+"""
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+from pathlib import Path
 
 import pytest
-from make_mistral_vectors import TOOLS, VECTORS, VERSIONS, digest, unpacked
 
 from tinker_cookbook.renderers import ToolSpec, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
+VERSIONS = ("v3_tekken", "v7_tekken", "v3", "v7")
+VECTORS = Path(__file__).with_name("mistral_vectors.json")
+TOOLS = [
+    {
+        "name": "f",
+        "description": 'the "weather", é',
+        "parameters": {"type": "object"},
+    },
+    {"name": "get-x_2", "description": "", "parameters": {}},
+]
 V3_TOKENS = [
     *["<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"],
     *["[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"],
@@ -20,6 +39,24 @@ ROWS = json.loads(VECTORS.read_text(encoding="utf-8"))
 QUESTION = {"role": "user", "content": "Hi"}
 HELLO = {"role": "assistant", "content": "Hello"}
 each_version = pytest.mark.parametrize("version", VERSIONS)
+
+
+def digest(text: str) -> str:
+    """Returns what stands for a text of a SentencePiece vocabulary."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def unpacked(row: list) -> dict:
+    """Returns a message of the file as the OpenAI API spells it."""
+    role, content, *behind = row
+    message = {"role": role, "content": content}
+    if role == "tool":
+        return message | {"tool_call_id": behind[0]}
+    calls = [
+        {"id": id_, "function": {"name": name, "arguments": arguments}}
+        for id_, name, arguments in (behind[0] if behind else [])
+    ]
+    return message | ({"tool_calls": calls} if calls else {})
 
 
 @pytest.fixture(scope="module")

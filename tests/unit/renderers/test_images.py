@@ -203,7 +203,8 @@ def test_the_template_places_images_as_transformers_does(tmp_path, kind):
         assert (position, len(found)) == (len(expected), str(contents).count("'image':"))
         if roles[len(messages) - 1] == "user":
             messages = [*messages, {"role": "assistant", "content": "A cat."}]
-        for what, text in ((TrainOnWhat.ALL_TOKENS, "What?"), (TrainOnWhat.ALL_MESSAGES, "cat.")):
+        answers = TrainOnWhat.ALL_ASSISTANT_MESSAGES
+        for what, text in ((TrainOnWhat.ALL_TOKENS, "What?"), (answers, "cat.")):
             example, weights = renderer.build_supervised_example(messages, what)
             assert example.chunks[: len(prompt.chunks) - 1] == prompt.chunks[:-1]
             tokens = [t for c in example.chunks for t in getattr(c, "tokens", [-1] * c.length)]

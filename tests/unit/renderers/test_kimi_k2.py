@@ -6,8 +6,7 @@ import copy
 
 import pytest
 from families.kimi_k2 import TOKENS
-from hypothesis import given
-from rendering_cases import checked, dialogues, template_ids, thought
+from rendering_cases import thought
 
 from tinker_cookbook.renderers import (
     ToolCall,
@@ -77,24 +76,3 @@ def test_ids_that_the_model_has_written_stay(kimi):
     assert written.count("## Return of functions.g:1\n2<|im_end|>") == 1
     order = [line.split("\n")[0] for line in written.split("## Return of ")[1:]]
     assert order == ["functions.g:1", "functions.f:7", "functions.h:2", "functions.unknown:3"]
-
-
-def test_dialogues_equal_the_first_revision_of_k2(kimi, shared_dir):
-    """``moonshotai-Kimi-K2`` has another default prompt; the later template ends its own with a
-    line break."""
-    path = shared_dir / "tokenizers" / "templates_only" / "moonshotai-Kimi-K2.jinja"
-    template = path.read_text(encoding="utf-8")
-    renderer = kimi("kimi_k2_instruct?default_system=&split_special_tokens=false")
-    default = {"role": "system", "content": "You are a helpful assistant"}
-
-    @checked(60)
-    @given(messages=dialogues())
-    def check(messages):
-        begins = messages[0]["role"] == "system"
-        ours = messages if begins else [default, *messages]
-        prompt = renderer.build_generation_prompt(ours).to_ints()
-        assert prompt == template_ids(
-            renderer.tokenizer, messages, template, add_generation_prompt=True
-        )
-
-    check()

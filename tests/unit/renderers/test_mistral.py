@@ -1,4 +1,4 @@
-"""Mistral's formats against Mistral's own library: see ``make_mistral_vectors.py``.
+"""Mistral's formats against Mistral's own library: see ``mistral_cases.py``.
 
 The texts of the SentencePiece versions are compared on a byte-level stand-in and on a small
 SentencePiece vocabulary. Neither is Mistral's, so texts are compared, control tokens by name.
@@ -14,10 +14,10 @@ import pytest
 from family_case import assert_any_cut
 from hypothesis import given
 from hypothesis import strategies as st
-from make_mistral_vectors import TOOLS
 from mistral_cases import (
     HELLO,
     QUESTION,
+    TOOLS,
     V3_TOKENS,
     V7_TOKENS,
     as_vector,

@@ -95,34 +95,6 @@ def test_role_colon_trains_the_stop_sequence_of_every_answer(make_renderer):
     )
 
 
-EXTENDING = [
-    ("role_colon", "llama3"),
-    ("smollm2", "smollm2"),
-    ("llama3", "llama3"),
-    ("qwen3_instruct", "qwen3"),
-    ("qwen3?strip_thinking_from_history=false", "qwen3"),
-    ("qwen3_disable_thinking?strip_thinking_from_history=false", "qwen3"),
-]
-
-
-@pytest.mark.parametrize(("spec", "family"), EXTENDING)
-@examples
-@given(messages=dialogues(user=plain, reply=plain, system=plain, ends_with_answer=True))
-def test_extension_property_holds_where_claimed(make_renderer, spec, family, messages):
-    renderer = make_renderer(spec, family)
-    assert renderer.has_extension_property
-    before: list[int] = []
-    for i, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        prompt = renderer.build_generation_prompt(messages[:i]).to_ints()
-        assert prompt[: len(before)] == before
-        tokens, weights = renderer.build_supervised_example(messages[: i + 1])
-        sampled = [t for t, w in zip(tokens.to_ints(), weights.tolist(), strict=True) if w]
-        before = prompt + sampled
-    assert len(renderer.build_supervised_examples(messages, "all_assistant_messages")) == 1
-
-
 def thinking_turn(question, thought, reply):
     content = [ThinkingPart(type="thinking", thinking=thought), {"type": "text", "text": reply}]
     return [{"role": "user", "content": question}, {"role": "assistant", "content": content}]

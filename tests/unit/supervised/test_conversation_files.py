@@ -132,14 +132,6 @@ GOOD = json.dumps({"messages": dialogue()})
         ('{"messages": []}', "messages: got an empty list, expected a list that is not empty"),
         ('{"messages": "hi"}', "messages: got str, expected a list"),
         ('{"messages": ["hi"]}', r"messages\[0\]: got str, expected an object with role"),
-        ('{"messages": [{"content": "x"}]}', r"messages\[0\].role: got None, expected a role"),
-        ('{"messages": [{"role": 3, "content": "x"}]}', r"messages\[0\].role: got 3"),
-        ('{"messages": [{"role": "user"}]}', r"messages\[0\].content: got None, expected a string"),
-        ('{"messages": [{"role": "user", "content": 5}]}', r"messages\[0\].content: got 5"),
-        (
-            '{"messages": [{"role": "user", "content": [{"type": "txt", "text": "x"}]}]}',
-            r"content\[0\].type: got 'txt', expected one of text.*did you mean 'text'",
-        ),
         (
             json.dumps({"messages": [{"role": "user", "content": "x"}]}),
             "got messages of roles user, of which train_on_what=all_assistant_messages selects "

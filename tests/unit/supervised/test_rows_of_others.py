@@ -105,20 +105,6 @@ def test_tools_that_cannot_be_declared(tokenizer_folder, write_jsonl, tools, wor
 
 # --- other file formats and layouts --------------------------------------------------------------
 
-ROWS = {
-    "ShareGPT": {
-        "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]
-    },
-    "roles in conversations": {"conversations": dialogue()},
-    "Alpaca": {"instruction": "Hi", "input": "", "output": "Hello."},
-    "Dolly": {"instruction": "Hi", "context": None, "response": "Hello.", "category": "qa"},
-    "prompt": {"prompt": "Hi", "completion": "Hello."},
-    "prompt of messages": {"prompt": dialogue()[:1], "completion": dialogue()[1:]},
-    "question": {"question": "Hi", "answer": "Hello."},
-    "problem": {"problem": "Hi", "solution": "Hello.", "messages": None},
-    "messages and a prompt": {"prompt": "Hi", "messages": dialogue(), "prompt_id": "1"},
-}
-
 
 def test_what_precedes_a_question(write_jsonl):
     row = {
@@ -177,7 +163,7 @@ def test_file_formats(tmp_path, name):
             "of which prompt/completion and question/answer are questions and answers; expected",
         ),
         (
-            [ROWS["Alpaca"], ROWS["prompt"]],
+            [{"instruction": "Hi", "output": "Ho"}, {"prompt": "Hi", "completion": "Ho"}],
             r":2: .*columns prompt, completion \(prompt/completion layout\), but earlier rows have "
             r"instruction, output \(Alpaca layout\); expected one layout",
         ),
