@@ -15,19 +15,26 @@ import chz
 
 from tinker_cookbook import model_info
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, nearest_sentence
-from tinker_cookbook.renderers import TrainOnWhat
+from tinker_cookbook.renderers import Renderer, TrainOnWhat, get_renderer
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
 from tinker_cookbook.supervised.json_files import SUFFIXES, json_lines, load_local_rows
 from tinker_cookbook.supervised.types import (
     ChatDatasetBuilder,
     ChatDatasetBuilderCommonConfig,
 )
+from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import TrainingConfig
 
 C = TypeVar("C", bound=TrainingConfig)
 S = TypeVar("S")
 
 DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def renderer_of(model_name: str, renderer_name: str | None) -> Renderer:
+    """Returns the named chat format, or the model's own."""
+    name, _ = model_info.resolve_renderer_name(model_name, renderer_name)
+    return get_renderer(name, get_tokenizer(model_name))
 
 
 def chat_data(

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import chz
 
-from tinker_cookbook import model_info
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.recipes.code_rl.deepcoder_tool import (
     DeepcoderReward,
@@ -21,12 +20,11 @@ from tinker_cookbook.recipes.code_rl.tasks import (
     load_tasks,
     one_line_tasks,
 )
-from tinker_cookbook.recipes.start import check_files
-from tinker_cookbook.renderers import Message, Renderer, get_renderer
+from tinker_cookbook.recipes.start import check_files, renderer_of
+from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset, ProblemDatasetBuilder
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder
 from tinker_cookbook.sandbox import SandboxBackend
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.tool_use import Tool, build_agent_tool_env
 from tinker_cookbook.training.config import number
 
@@ -41,11 +39,6 @@ def load_deepcoder_tasks(
     if split == "train":
         random.Random(seed).shuffle(tasks)
     return tasks
-
-
-def _renderer(model_name: str, renderer_name: str | None) -> Renderer:
-    name = renderer_name or model_info.get_recommended_renderer_name(model_name)
-    return get_renderer(name, get_tokenizer(model_name))
 
 
 @chz.chz
@@ -74,7 +67,7 @@ class DeepcoderEnvGroupBuilder(EnvGroupBuilder):
 
     async def make_envs(self) -> Sequence[Env]:
         """Returns ``group_size`` environments of the task."""
-        renderer = _renderer(self.model_name, self.renderer_name)
+        renderer = renderer_of(self.model_name, self.renderer_name)
         reward = DeepcoderReward(
             self.task,
             self.sandbox_backend,
@@ -187,7 +180,7 @@ class DeepcoderDatasetBuilder(CodeSettings, ProblemDatasetBuilder):
 
     def renderer(self) -> Renderer:
         """Returns the renderer, by default the model's."""
-        return _renderer(self.model_name_for_tokenizer, self.renderer_name)
+        return renderer_of(self.model_name_for_tokenizer, self.renderer_name)
 
     def _tasks(self) -> tuple[list[DeepcoderTask], list[DeepcoderTask]]:
         """Returns the tasks to train on and to evaluate on."""

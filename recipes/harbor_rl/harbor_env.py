@@ -13,17 +13,15 @@ from typing import Any, TypeAlias
 
 import chz
 
-from tinker_cookbook import model_info
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.recipes.harbor_rl.dockerfile import Dockerfile, read_dockerfile, read_workdir
 from tinker_cookbook.recipes.harbor_rl.harbor_tools import HarborBashTool, HarborReward
-from tinker_cookbook.recipes.start import example_data
-from tinker_cookbook.renderers import Message, Renderer, get_renderer
+from tinker_cookbook.recipes.start import example_data, renderer_of
+from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.sandbox import SandboxInfrastructureError, SandboxInterface, SandboxResult
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.tool_use import build_agent_tool_env
 from tinker_cookbook.tool_use.agent_tool_message_env import RewardFn
 
@@ -185,9 +183,7 @@ class HarborEnvGroupBuilder(EnvGroupBuilder):
     async def make_env(self, index: int, renderer: Renderer | None = None) -> Env:
         """Returns an environment in a new sandbox; ``renderer`` replaces the named one."""
         task = self.task
-        if renderer is None:
-            name, _ = model_info.resolve_renderer_name(self.model_name, self.renderer_name)
-            renderer = get_renderer(name, get_tokenizer(self.model_name))
+        renderer = renderer or renderer_of(self.model_name, self.renderer_name)
         sandbox = await self.new_sandbox()
         self._sandboxes.append(sandbox)
         workdir = workdir_of(task)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import chz
 
-from tinker_cookbook import model_info
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.recipes.search_tool.corpus import squad_articles
 from tinker_cookbook.recipes.search_tool.questions import (
@@ -33,11 +32,10 @@ from tinker_cookbook.recipes.search_tool.tools import (
     SearchTool,
     TextAnswerReward,
 )
-from tinker_cookbook.recipes.start import check_files, check_one_of
-from tinker_cookbook.renderers import Message, Renderer, get_renderer
+from tinker_cookbook.recipes.start import check_files, check_one_of, renderer_of
+from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.tool_use import build_agent_tool_env
 from tinker_cookbook.training.config import at_least, number
 
@@ -58,12 +56,6 @@ SEARCH_TASK_INSTRUCTIONS = (
     'answer from memory. When you know the answer, reply with "Answer:" and the answer in one to '
     "five words."
 )
-
-
-def renderer_of(model_name: str, renderer_name: str | None) -> Renderer:
-    """Returns the named chat format, or the model's own."""
-    name, _ = model_info.resolve_renderer_name(model_name, renderer_name)
-    return get_renderer(name, get_tokenizer(model_name))
 
 
 def initial_messages(

@@ -21,14 +21,14 @@ import tinker
 
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataValidationError
-from tinker_cookbook.model_info import resolve_renderer_name
+from tinker_cookbook.recipes.start import renderer_of
 from tinker_cookbook.recipes.verifiers_rl.driven_env import (
     WITHOUT_REWARD,
     DrivenEnv,
     ModelCall,
     ProgramResult,
 )
-from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.types import (
     Env,
@@ -41,7 +41,6 @@ from tinker_cookbook.rl.types import (
     TrajectoryGroup,
     Transition,
 )
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
@@ -259,8 +258,7 @@ class VerifiersRLDatasetBuilder(RLDatasetBuilder):
         if env is None:
             env = self._load()
             set_vf_env(env)
-        name, _ = resolve_renderer_name(self.model_name, self.renderer_name)
-        renderer = get_renderer(name, get_tokenizer(self.model_name))
+        renderer = renderer_of(self.model_name, self.renderer_name)
         rows = _rows(env.get_dataset(n=self.dataset_n, seed=self.dataset_seed))
         size = self.group_size
         train_set = VerifiersRLDataset(rows, env, self.groups_per_batch, renderer, size)

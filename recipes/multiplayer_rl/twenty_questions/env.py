@@ -14,16 +14,14 @@ from functools import partial
 
 import chz
 
-from tinker_cookbook import model_info
 from tinker_cookbook.completers import MessageCompleter, TinkerMessageCompleter
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.recipes.multiplayer_rl.fixed_model import FixedModel
-from tinker_cookbook.recipes.start import example_data, read_text
-from tinker_cookbook.renderers import Message, Renderer, get_renderer, get_text_content
+from tinker_cookbook.recipes.start import example_data, read_text, renderer_of
+from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.rl.envs.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDatasetBuilder
 from tinker_cookbook.rl.types import Env, Metrics, StopReason
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import number
 
 WORDS = example_data("twenty_questions_words.txt")
@@ -45,8 +43,7 @@ class AnswererConfig(FixedModel):
         return await completer(messages)
 
     def _completer(self) -> MessageCompleter:
-        name, _ = model_info.resolve_renderer_name(self.model_name, self.renderer_name)
-        renderer = get_renderer(name, get_tokenizer(self.model_name))
+        renderer = renderer_of(self.model_name, self.renderer_name)
         return TinkerMessageCompleter(self.client(), renderer, self.max_tokens, temperature=0.0)
 
 

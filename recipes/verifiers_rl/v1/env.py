@@ -30,12 +30,12 @@ from verifiers.v1.utils.loaders import (
 )
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.start import renderer_of
 from tinker_cookbook.recipes.verifiers_rl.driven_env import DrivenEnv, ModelCall, ProgramResult
 from tinker_cookbook.recipes.verifiers_rl.v1.endpoint import MODEL, Session, TokenEndpoint
 from tinker_cookbook.recipes.verifiers_rl.v1.harness import HARNESS_ID
 from tinker_cookbook.recipes.verifiers_rl.v1.renderer import (
     custom_renderer,
-    renderer_for,
     tokenizer_folder,
 )
 from tinker_cookbook.recipes.verifiers_rl.v1.traces import result_of_episode
@@ -142,7 +142,7 @@ class LiveEnvironment:
     async def episode(self, task: Any, call: ModelCall) -> tuple[ProgramResult, Any]:
         """Runs one episode with ``call`` as its model; returns its result and record."""
         spec, sessions = self.spec, []
-        stop = renderer_for(spec.model_name, spec.renderer_name).get_stop_sequences()
+        stop = renderer_of(spec.model_name, spec.renderer_name).get_stop_sequences()
 
         def on_trace(trace: Any) -> None:
             sessions.append(trace.id)

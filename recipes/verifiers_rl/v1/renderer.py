@@ -19,9 +19,8 @@ from renderers import CustomRendererConfig
 from renderers.base import ParsedResponse, ParsedToolCall, RenderedTokens
 from renderers.configs import BaseRendererConfig
 
-from tinker_cookbook.model_info import resolve_renderer_name
+from tinker_cookbook.recipes.start import renderer_of
 from tinker_cookbook.recipes.verifiers_rl.messages import openai_fields, prompt_of
-from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 IMPORT_PATH = "tinker_cookbook.recipes.verifiers_rl.v1.renderer.CookbookRenderer"
@@ -47,7 +46,7 @@ class CookbookRenderer:
     def __init__(self, tokenizer: object, config: CookbookRendererConfig) -> None:
         """``tokenizer`` is not used: the one that this package loads has the same vocabulary."""
         self.config = config
-        self._renderer = renderer_for(config.model_name, config.renderer_name)
+        self._renderer = renderer_of(config.model_name, config.renderer_name)
         eos = getattr(get_tokenizer(config.model_name), "eos_token_id", None)
         stops = self._renderer.get_stop_sequences()
         ids = [stop for stop in stops if isinstance(stop, int)]
@@ -112,12 +111,6 @@ class CookbookRenderer:
     def bridge_to_next_turn(self, *arguments: Any, **others: Any) -> None:
         """Returns None: each turn is rendered whole."""
         return
-
-
-def renderer_for(model_name: str, renderer_name: str | None) -> Renderer:
-    """Returns the named renderer of this package, or the model's own."""
-    name, _ = resolve_renderer_name(model_name, renderer_name)
-    return get_renderer(name, get_tokenizer(model_name))
 
 
 def custom_renderer(model_name: str, renderer_name: str | None) -> CustomRendererConfig:
