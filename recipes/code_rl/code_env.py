@@ -187,11 +187,6 @@ class DeepcoderDatasetBuilder(CodeSettings, ProblemDatasetBuilder):
         if self.dataset_path is None and self.dataset == ONE_LINE:
             tasks = one_line_tasks()
             return tasks[:80], tasks[80:]
-        if self.dataset_path is None and not HUB_DATASETS[self.dataset][1]["train"]:
-            raise ConfigurationError(
-                f"dataset={self.dataset}: it has no training split; expected dataset_path=FILE "
-                "with tasks to train on"
-            )
         train = load_tasks(self.dataset, "train", self.dataset_path)
         # A file of the user has no test split.
         if self.num_test == 0 or (self.dataset_path is not None and self.test_path is None):

@@ -132,7 +132,6 @@ async def grade_solution(
     timeout: float = 6,
     backend: SandboxBackend | None = None,
     *,
-    setup: str = "",
     preamble: str = "",
     entry_points: Sequence[str] | None = None,
 ) -> Grade:
@@ -143,7 +142,6 @@ async def grade_solution(
         generation: The program.
         timeout: Seconds of a test.
         backend: Where the program runs; default: this machine.
-        setup: Code that runs before the program and, in a copy of its own, before the tests.
         preamble: Code that runs before the program only, unless a test has the type ``code``. A
             functional test of a name that it imports fails unless the program defines the name.
         entry_points: Names in tests of the type ``code`` that refer to the program; see
@@ -165,12 +163,12 @@ async def grade_solution(
     if missing := sorted(name for name in called if preamble and not binds(generation, name)):
         message = f"the program does not define {', '.join(missing)}"
         return Grade(tuple(GradedTest(False, message, 0.0) for _ in tests), message)
-    program = with_preamble(setup, with_preamble(preamble, generation))
+    program = with_preamble(preamble, generation)
     # Each test may use its whole time, and the sandbox needs some to start.
     total = (timeout + 1) * len(tests) + 5
     if backend == SandboxBackend.LOCAL:
         return await _local_grader(float(timeout)).grade(
-            program, tests, setup=setup, entry_points=entry_points, total_seconds=total
+            program, tests, entry_points=entry_points, total_seconds=total
         )
     return await _grade_remotely(tests, program, timeout, total, backend)
 

@@ -25,8 +25,6 @@ class DeepcoderTask:
         problem: Text of the user message.
         tests: Tests of the final answer; see ``code_grading``.
         starter_code: Code to complete.
-        setup: Code before the program, such as imports that the problem gives. The tests get
-            their own copy, which the program cannot change.
         preamble: Code before the program only, such as imports that the starter code presupposes.
         public_tests: Tests that the tool runs. By default those whose input and output are both
             in the problem's text: the model has seen them.
@@ -36,7 +34,6 @@ class DeepcoderTask:
     problem: str
     tests: list[dict[str, Any]]
     starter_code: str | None = None
-    setup: str = ""
     public_tests: tuple[dict[str, Any], ...] | None = None
     entry_points: tuple[str, ...] | None = None
     preamble: str = ""
@@ -60,7 +57,6 @@ class DeepcoderTask:
             code,
             timeout,
             backend,
-            setup=self.setup,
             preamble=self.preamble,
             entry_points=self.entry_points,
         )

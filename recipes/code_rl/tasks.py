@@ -1,4 +1,4 @@
-"""Programming tasks: DeepCoder, MBPP, HumanEval, files of a user, generated one-line functions."""
+"""Programming tasks: DeepCoder, MBPP, files of a user, generated one-line functions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tinker_cookbook.recipes.code_rl.lcb_utils import (
     fetch_live_code_bench_system_prompt,
 )
 from tinker_cookbook.recipes.start import local_rows
-from tinker_cookbook.sandbox.program_text import names_in_tests, split_check
+from tinker_cookbook.sandbox.program_text import names_in_tests
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 
 Split = Literal["train", "test"]
 
-HUB_DATASETS: Mapping[str, tuple[str, Mapping[Split, tuple[tuple[str | None, str], ...]]]] = {
+HUB_DATASETS: Mapping[str, tuple[str, Mapping[Split, tuple[tuple[str, str], ...]]]] = {
     # Name -> Hub dataset, and for each split its configurations with their splits.
     "deepcoder": (
         "agentica-org/DeepCoder-Preview-Dataset",
@@ -33,13 +33,12 @@ HUB_DATASETS: Mapping[str, tuple[str, Mapping[Split, tuple[tuple[str | None, str
         "google-research-datasets/mbpp",
         {"train": (("full", "train"),), "test": (("full", "test"),)},
     ),
-    "humaneval": ("openai/openai_humaneval", {"train": (), "test": ((None, "test"),)}),
 }
 ONE_LINE = "one_line"
 
 _EXPECTED = (
     "an object with a problem (question, prompt or problem) and tests (or ground_truth), or a row "
-    "of MBPP (text, test_list) or HumanEval (prompt, test, entry_point)"
+    "of MBPP (text, test_list)"
 )
 
 
@@ -71,12 +70,12 @@ def _hub_rows(dataset: str, split: Split) -> Iterable[tuple[str, Any]]:
             rows = load_hf_dataset(hub_name, hub_split, name, instead="")
         except DataError as error:
             raise DataError(
-                f"dataset={dataset} needs {hub_name} ({name or 'default'}, {hub_split}): {error}. "
+                f"dataset={dataset} needs {hub_name} ({name}, {hub_split}): {error}. "
                 "Either be online once, or give local files: dataset_path=FILE.jsonl (and "
                 f"test_path=FILE.jsonl), each line {_EXPECTED}. dataset={ONE_LINE} needs no data"
             ) from error
         for i in range(len(rows)):
-            yield f"{hub_name} ({name or 'default'}, {hub_split}), row {i}", rows[i]
+            yield f"{hub_name} ({name}, {hub_split}), row {i}", rows[i]
 
 
 def task_of(row: Any, where: str) -> DeepcoderTask:
@@ -84,11 +83,7 @@ def task_of(row: Any, where: str) -> DeepcoderTask:
     if not isinstance(row, Mapping):
         raise DataFormatError(f"{where}: got {type(row).__name__}, expected {_EXPECTED}")
     try:
-        if "test_list" in row:
-            return _mbpp_task(row)
-        if "entry_point" in row:
-            return _humaneval_task(row)
-        return _deepcoder_task(row)
+        return _mbpp_task(row) if "test_list" in row else _deepcoder_task(row)
     except (SyntaxError, ValueError, LookupError, TypeError, AttributeError, DataError) as error:
         raise DataFormatError(
             f"{where}: got the fields {', '.join(map(str, row))} ({error}), expected {_EXPECTED}"
@@ -117,26 +112,6 @@ def _mbpp_task(row: Mapping[str, Any]) -> DeepcoderTask:
         _code_tests(codes),
         public_tests=tuple(_code_tests(codes[:1])),
         entry_points=tuple(names) or None,
-    )
-
-
-def _humaneval_task(row: Mapping[str, Any]) -> DeepcoderTask:
-    prompt = str(row["prompt"])
-    # Everything before the last function: imports and helpers that a solution may use.
-    before = prompt[: max(prompt.rfind(f"def {row['entry_point']}"), 0)]
-    problem = (
-        f"Complete this function.\n```python\n{prompt.rstrip()}\n```\n"
-        "Put the whole function into one fenced code block."
-    )
-    name = str(row["entry_point"])
-    tests = _code_tests(split_check(str(row["test"]), name))
-    return DeepcoderTask(
-        problem,
-        tests,
-        starter_code=prompt,
-        setup=before,
-        public_tests=(),
-        entry_points=(name,),
     )
 
 

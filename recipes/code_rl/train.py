@@ -4,7 +4,7 @@
     python -m recipes.code_rl.train dataset=deepcoder model_name=… group_size=16
     python -m recipes.code_rl.train dataset_path=tasks.jsonl test_path=held_out.jsonl
 
-``deepcoder``, ``mbpp`` and ``humaneval`` come from the Hub, or from files in their formats
+``deepcoder`` and ``mbpp`` come from the Hub, or from files in their formats
 (``dataset_path``, ``test_path``). Programs run in a sandbox on this machine: docs/sandbox.md.
 On one-line functions the reward rises from 0.01 - 0.16 to 0.64 - 0.68 in 8 steps (7 minutes).
 """

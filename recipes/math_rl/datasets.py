@@ -12,7 +12,6 @@ import chz
 from tinker_cookbook.exceptions import DataFormatError
 from tinker_cookbook.grading.mathematics import require_math_verify
 from tinker_cookbook.grading.numbers import reference_number
-from tinker_cookbook.grading.worker_pool import DEFAULT_TIMEOUT_SECONDS
 from tinker_cookbook.recipes.math_rl.math_env import GSM8K_FEWSHOT, MATH_FEWSHOT, Gsm8kEnv, MathEnv
 from tinker_cookbook.recipes.math_rl.problems import (
     HUB_NAMES,
@@ -47,9 +46,6 @@ class MathSettings:
     num_test: int = number(100, "Maximum problems to evaluate on; 0: no evaluation")
     include_fewshot: bool = chz.field(default=False, doc="Show a worked example first")
     format_coef: float = chz.field(default=0.1, doc="Penalty for an answer in a wrong format")
-    grading_timeout_seconds: float = number(
-        DEFAULT_TIMEOUT_SECONDS, "Seconds after which an answer is graded as wrong", low=0.1
-    )
 
 
 @chz.chz
@@ -106,7 +102,6 @@ class MathDatasetBuilder(MathSettings, ProblemDatasetBuilder):
             renderer,
             list(fewshot) if self.include_fewshot else None,
             self.format_coef,
-            self.grading_timeout_seconds,
         )
 
     def tag(self, problem: Problem) -> str:

@@ -178,10 +178,6 @@ class ReasoningGymDatasetBuilder(ProblemDatasetBuilder):
         default="answer", doc="Tag around the answer; None: use the whole reply"
     )
     format_coef: float = chz.field(default=0.1, doc="Penalty for a wrong format")
-    scoring_timeout_seconds: float = chz.field(
-        default=DEFAULT_TIMEOUT_SECONDS,
-        doc="Time limit for scoring; on timeout, an answer scores 0",
-    )
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for a generator or a setting that does not exist."""
@@ -208,7 +204,6 @@ class ReasoningGymDatasetBuilder(ProblemDatasetBuilder):
             config=self.config,
             answer_tag=self.answer_tag,
             format_coef=self.format_coef,
-            scoring_timeout_seconds=self.scoring_timeout_seconds,
         )
 
     def tag(self, problem: Entry) -> str:

@@ -66,7 +66,6 @@ class CLIConfig(MathSettings, train.Config):
                 generator=self.env.removeprefix(GENERATOR_PREFIX),
                 size=self.num_problems,
                 config=self.reasoning_gym_config,
-                scoring_timeout_seconds=self.grading_timeout_seconds,
             )
         return self.builder_of(MathDatasetBuilder)
 

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import chz
 
-from tinker_cookbook.exceptions import DataFormatError, EvalGradingError
+from tinker_cookbook.exceptions import DataFormatError
 from tinker_cookbook.judges.judge import read_number
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.renderers.core.messages import normalize_messages
@@ -37,7 +37,6 @@ _EXPECTED = (
 )
 DEFAULT_REGEX = r"<score>(.*?)</score>"
 DEFAULT_INSTRUCTION = "Please output your score between 0 and 1 wrapped in <score> ... </score>"
-DEFAULT_RANGE = (0.0, 1.0)
 LABEL_INSTRUCTION = "Does the answer meet the criterion? Reply with Yes or No only."
 
 
@@ -49,20 +48,13 @@ class Rubric:
         rubric_str: What a good answer is: a question, or a statement.
         extraction_regex: Pattern whose first group is the score in the judge's text.
         grader_output_format_instruction: Tells the judge to write what the pattern finds.
-        score_range: Lowest and highest score that the judge is told to write. It puts scores on the
-            scale of labels, from 0 to 1; rewards are the scores themselves.
     """
 
     rubric_str: str
     extraction_regex: str = DEFAULT_REGEX
     grader_output_format_instruction: str = DEFAULT_INSTRUCTION
-    score_range: tuple[float, float] = DEFAULT_RANGE
 
     def __post_init__(self) -> None:
-        low, high = self.score_range
-        if not low < high:
-            raise ValueError(f"score_range: got {low} to {high}, expected the lower number first")
-        self.score_range = low, high
         if re.compile(self.extraction_regex).groups < 1:
             raise ValueError(
                 f"extraction_regex: got {self.extraction_regex!r}, expected a group around the "
@@ -101,26 +93,9 @@ class Rubric:
         """
         return read_number(self.extraction_regex, -math.inf, math.inf, last=False)(response)
 
-    def share_of_range(self, score: float) -> float:
-        """Returns a score of ``extract_score`` on the scale of labels, from 0 to 1.
-
-        Raises:
-            EvalGradingError: It is outside ``score_range``.
-        """
-        low, high = self.score_range
-        if not low <= score <= high:
-            raise EvalGradingError(
-                f"judge: got the score {score:g}, expected {low:g} to {high:g}, the score_range of "
-                "the rubric"
-            )
-        return (score - low) / (high - low)
-
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields; ``score_range`` only if it is not the default."""
-        found = asdict(self)
-        if self.score_range == DEFAULT_RANGE:
-            del found["score_range"]
-        return found
+        """Returns the fields."""
+        return asdict(self)
 
     def to_json(self) -> str:
         """Returns the fields as a JSON object."""
@@ -212,7 +187,6 @@ class PrometheusDatapointListBuilder(RubricDatapointListBuilder):
             f"A reference answer with score 5: {item['orig_reference_answer']}",
             grader_output_format_instruction="Please output your score between 1 and 5 wrapped in "
             "<score> ... </score>",
-            score_range=(1.0, 5.0),
         )
         return RubricBasedDatapoint(
             convo=[Message(role="user", content=item["orig_instruction"])], rubric_items=[rubric]

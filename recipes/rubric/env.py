@@ -276,11 +276,9 @@ async def judge_agreement(judge: Judge, labelled: Sequence[LabelledAnswer]) -> A
 
     async def scores_of(one: LabelledAnswer) -> list[float | None]:
         try:
-            found = await grade(judge, one.convo, one.rubric_items)
-            if judge.uses_labels:
-                return [judgement.score for judgement in found]  # probabilities
-            pairs = zip(one.rubric_items, found, strict=True)
-            return [rubric.share_of_range(judgement.score) for rubric, judgement in pairs]
+            judged = await grade(judge, one.convo, one.rubric_items)
+            # A judge that writes text may write any number.
+            return [found.score if 0 <= found.score <= 1 else None for found in judged]
         except EvalGradingError as error:
             logger.warning("a labelled answer is left out: %s", error)
             return [None] * len(one.labels)

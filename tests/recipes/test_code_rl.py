@@ -6,7 +6,6 @@ About 6 s; the slow test another 20 s.
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import re
 import subprocess
@@ -63,15 +62,10 @@ def answer(text: str) -> list[Message]:
     return [{"role": "user", "content": "…"}, {"role": "assistant", "content": text}]
 
 
-def test_gold_programs_of_mbpp_and_humaneval_pass_and_those_of_others_do_not(shared_dir):
+def test_gold_programs_of_mbpp_pass_and_those_of_others_do_not(shared_dir):
     mbpp = shared_dir / "data" / "mbpp" / "mbpp.jsonl"
-    humaneval = shared_dir / "data" / "humaneval" / "HumanEval.jsonl.gz"
-    tasks = load_tasks("mbpp", "train", str(mbpp))[:12]
-    programs = [json.loads(line)["code"] for line in mbpp.read_text().splitlines()[:12]]
-    tasks += load_tasks("humaneval", "test", str(humaneval))[:8]
-    with gzip.open(humaneval, "rt") as lines:
-        rows = [json.loads(line) for line, _ in zip(lines, range(8), strict=False)]
-    programs += [row["prompt"] + row["canonical_solution"] for row in rows]
+    tasks = load_tasks("mbpp", "train", str(mbpp))[:20]
+    programs = [json.loads(line)["code"] for line in mbpp.read_text().splitlines()[:20]]
 
     async def rewards(order):
         graded = (
@@ -85,29 +79,11 @@ def test_gold_programs_of_mbpp_and_humaneval_pass_and_those_of_others_do_not(sha
     assert asyncio.run(rewards(own[1:] + own[:1])) == [0.0] * 20
 
 
-@pytest.mark.parametrize(
-    ("row", "code", "correct"),
-    [
-        # A program that replaces the helper of the prompt.
-        ("humaneval", "def poly(x): return 0\ndef zero(): return 7", 0.0),
-        ("humaneval", "from __future__ import annotations\ndef zero(): return 2", 1.0),
-        ("mbpp", "def sum(a, b): return a + b", 1.0),
-        ("mbpp", "pass", 0.0),
-    ],
-)
-def test_names_in_tests_are_the_program_s_or_the_tests_own(row, code, correct):
-    humaneval = {
-        "prompt": "def poly(x):\n    return x - 2\n\ndef zero():\n    ...\n",
-        "entry_point": "zero",
-        "test": "def check(candidate):\n    assert poly(candidate()) == 0",
-    }
-    mbpp = {
-        "text": "Add.",
-        "code": "def sum(a, b): return b + a",
-        "test_list": ["assert sum(1, 2)"],
-    }
-    task = task_of({"humaneval": humaneval, "mbpp": mbpp}[row], "row 0")
-    reward, _ = asyncio.run(DeepcoderReward(task)(answer(f"```python\n{code}\n```")))
+@pytest.mark.parametrize(("code", "correct"), [("def sum(a, b): return a + b", 1.0), ("pass", 0.0)])
+def test_names_in_tests_are_the_program_s(code, correct):
+    """``sum`` is the program's, not the built-in function."""
+    row = {"text": "Add.", "code": "def sum(a, b): return b + a", "test_list": ["assert sum(1, 2)"]}
+    reward, _ = asyncio.run(DeepcoderReward(task_of(row, ""))(answer(f"```python\n{code}\n```")))
     assert reward == correct
 
 
@@ -385,12 +361,10 @@ def test_one_line_functions_can_be_solved():
         assert not check(task.tests, "def f(x):\n    return x")[0]
 
 
-def test_wrong_settings_are_refused():
+def test_an_unknown_dataset_is_refused():
     settings = {"model_name_for_tokenizer": "m", "batch_size": 1, "group_size": 2}
-    with pytest.raises(ConfigurationError, match="deepcoder"):
+    with pytest.raises(ConfigurationError, match="did you mean 'deepcoder'"):
         DeepcoderDatasetBuilder(**settings, dataset="deepcoders").check()
-    with pytest.raises(ConfigurationError, match="no training split"):
-        asyncio.run(DeepcoderDatasetBuilder(**settings, dataset="humaneval")())
 
 
 @pytest.mark.slow

@@ -204,7 +204,6 @@ def test_without_the_hub_it_is_said_what_is_missing_and_what_helps(monkeypatch):
     ("settings", "words"),
     [
         ({"env": "math", "dataset_path": "no-such-file.jsonl"}, "dataset_path: there is no file"),
-        ({"env": "math", "grading_timeout_seconds": 0}, "grading_timeout_seconds: got 0"),
     ],
 )
 def test_invalid_math_settings_are_refused(settings, words):

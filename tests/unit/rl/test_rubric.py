@@ -138,10 +138,6 @@ def test_another_error_ends_the_run(renderer):
         ({"convo": POINT.convo, "rubric_items": []}, "a criterion in rubric_items"),
         ({"convo": POINT.convo, "rubric_items": [{"rubric": "x"}]}, "argument 'rubric'"),
         (
-            {"convo": POINT.convo, "rubric_items": [{"rubric_str": "x", "score_range": [5, 1]}]},
-            "score_range: got 5 to 1",
-        ),
-        (
             {"convo": POINT.convo, "rubric_items": [{"rubric_str": "x", "extraction_regex": "x"}]},
             "expected a group around the score",
         ),
