@@ -20,7 +20,7 @@ from tinker_cookbook.eval.benchmarks import (
     find_benchmark,
     mt_bench,
 )
-from tinker_cookbook.eval.benchmarks._common import extract_python_code, load_benchmark_dataset
+from tinker_cookbook.eval.benchmarks._common import load_benchmark_dataset
 from tinker_cookbook.eval.benchmarks.choices import few_shot_text, load_split
 from tinker_cookbook.exceptions import (
     BenchmarkNotFoundError,
@@ -238,28 +238,27 @@ def test_without_the_hub_and_without_data_the_error_names_data_path(monkeypatch)
         load_benchmark_dataset("openai/gsm8k", "main")
 
 
-def test_a_folder_without_the_data_is_an_error_with_the_expected_files(tmp_path):
-    with pytest.raises(DataValidationError, match=r"test\.jsonl .*subfolder gsm8k/"):
-        _example("gsm8k", tmp_path)
+WRONG_ROWS = [
+    ("gsm8k", "test.jsonl", {"q": "1+1?"}, "columns q, expected question"),
+    *(
+        ("gsm8k", "test.jsonl", {"question": "q", "answer": answer}, "expected a number, or a sol")
+        for answer in ("8 clips\n####", "It is large.", "He had 5. Then 3 more. So 8.")
+    ),
+    ("math500", "test.jsonl", {"problem": "p", "solution": "It is 5."}, "answer: got None for 'p'"),
+    ("aime", "aime/2025.jsonl", {"problem": "p", "answer": "12a"}, "integer from 0 to 999"),
+]
 
 
 def test_rows_without_the_expected_columns_are_an_error(tmp_path):
-    _write(tmp_path / "test.jsonl", [{"q": "1+1?"}])
-    with pytest.raises(DataFormatError, match="columns q, expected question"):
+    with pytest.raises(DataValidationError, match=r"test\.jsonl .*subfolder gsm8k/"):
         _example("gsm8k", tmp_path)
+    for name, file, row, words in WRONG_ROWS:
+        _write(tmp_path / file, [row])
+        with pytest.raises(DataFormatError, match=words):
+            _example(name, tmp_path)
     (tmp_path / "law_test.csv").write_text("q,a,b,c\n", "utf-8")
     with pytest.raises(DataFormatError, match="row 1 has 4 columns, expected 6"):
         list(load_split("test", None, str(tmp_path)))
-    for answer in ("8 clips\n####", "It is large.", "He had 5. Then 3 more. So 8."):
-        _write(tmp_path / "test.jsonl", [{"question": "q", "answer": answer}])
-        with pytest.raises(DataFormatError, match="expected a number, or a solution"):
-            _example("gsm8k", tmp_path)
-    _write(tmp_path / "test.jsonl", [{"problem": "p", "solution": "It is 5."}])
-    with pytest.raises(DataFormatError, match="answer: got None for 'p'"):
-        _example("math500", tmp_path)
-    _write(tmp_path / "aime" / "2025.jsonl", [{"problem": "p", "answer": "12a"}])
-    with pytest.raises(DataFormatError, match="expected an integer from 0 to 999"):
-        _example("aime", tmp_path)
 
 
 def test_an_unknown_task_is_an_error_with_the_nearest_name():
@@ -365,19 +364,6 @@ def test_every_gold_answer_is_right_and_a_foreign_one_wrong(shared_dir, name, co
     assert len(benchmark.examples(config)) == count
     wrong = [sentence.partition(":")[0] for sentence in benchmark.validate(config)]
     assert wrong == EXPECTED_EXCEPTIONS.get(name, [])
-
-
-@pytest.mark.shared
-@pytest.mark.parametrize(("name", "count"), [("mbpp", 500), ("humaneval", 164)])
-def test_the_program_of_every_gold_answer_is_found(shared_dir, name, count):
-    benchmark = REGISTRY[name]
-    assert isinstance(benchmark, ExampleBenchmark)
-    examples = benchmark.load_examples(BenchmarkConfig(data_path=str(shared_dir / "data")))
-    assert len(examples) == count
-    for example in examples:
-        gold = str(example.gold)
-        code = extract_python_code(f"Here it is:\n{gold}\nIt works.")
-        assert code == gold.removeprefix("```python\n").removesuffix("\n```").strip()
 
 
 @pytest.mark.shared

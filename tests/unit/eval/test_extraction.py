@@ -43,14 +43,8 @@ def test_lower_case_text_without_the_word_answer_is_no_choice(text: str):
 NUMBERS = r"""
 18: #### 18 | #### 18\nExtra 3 | She makes $18. | \boxed{18} | \boxed{18\text{ dollars}}
 18: \boxed{\frac{36}{2}} | Answer: **18**
--5: #### -5
-2: 5-3 is 2 so 2
-10: 1/2 of 10
-1000: \boxed{\$1{,}000}
 -18: \boxed{-\$18}
-5: \boxed{x = 5}
 0.5: \boxed{\frac{1}{2}}
-4: first \boxed{3} then \boxed{4}
 7: \boxed{\text{none}} so 7 | The answer is 2 * 3 + 1 = 6 + 1 = 7
 12: The answer is \(12\). | **1. Compute** 3*4\n**2. Add**\nShe pays **$12** for 7 days
 8: The answer is 5 + 3 = 8 | The answer is 8, since 5 + 4 = 9 | The answer is 8 because 4 * 2 = 9
@@ -58,9 +52,6 @@ NUMBERS = r"""
 60: The answer is $5 × 12 = $60. | The answer is $5 \times 12 = 60$. | The answer is 50% of 120 = 60
 25: The answer is 20 apples + 5 apples = 25 apples, not 20
 35: The answer is 5 x (3 + 4) = 35 of 40
-1234.50: The answer is $1,234.50 per 7 days.
-42: The final answer is: 42 apples, not 43
-: no number
 """
 
 
