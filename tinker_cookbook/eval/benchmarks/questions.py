@@ -2,14 +2,7 @@
 
     python -m tinker_cookbook.eval model_name=NAME tasks=questions.jsonl match=exact
 
-| match | an answer is right if |
-|---|---|
-| ``exact`` | it is the expected text, apart from case, spaces, quotes and a final full stop |
-| ``regex`` | the expected text, a regular expression, is found in it |
-| ``letter`` | the choice that it names has the expected letter |
-| ``math`` | its last ``\\boxed{…}``, or else its final expression, has the expected value |
-| ``judge:TEXT`` | a judge model says yes to TEXT, such as ``judge:Is the answer polite?`` |
-
+docs/evaluations.md describes the rules: ``exact``, ``regex``, ``letter``, ``math``, ``judge:TEXT``.
 Rows have any layout of supervised data (``question`` and ``answer``, or ``messages``, whose last
 message is the expected answer), or ``input`` and ``target``, with images as in supervised data.
 ``answer`` may be a list of accepted answers. A judge needs no expected answer. With ``letter``,
@@ -120,9 +113,13 @@ class OwnQuestions(ExampleBenchmark):
             if self.match == "letter":
                 row, letters = _choice_row(row, self.path.parent)
             messages, answers = _split(row, needs_answer=not self.requires_judge)
-        if self.match == "regex":
-            for answer in answers:
-                _check_pattern(answer, where)
+            for pattern in answers if self.match == "regex" else ():
+                try:
+                    regex.compile(pattern)
+                except regex.error as error:
+                    raise RendererError(
+                        f"answer: got {pattern!r}, expected a regular expression ({error})"
+                    ) from error
         _check_images(messages, where)
         question = get_text_content(messages[-1])
         return Example(
@@ -242,16 +239,6 @@ def _matches(pattern: str, response: str) -> bool:
         raise EvalGradingError(
             f"match=regex: {pattern!r} took longer than {_PATTERN_SECONDS:g} s on an answer; "
             "expected a pattern without nested repetitions"
-        ) from error
-
-
-def _check_pattern(pattern: str, where: str) -> None:
-    try:
-        regex.compile(pattern)
-    except regex.error as error:
-        raise DataFormatError(
-            f"{where}: answer: got {pattern!r}, expected a regular expression, because match=regex "
-            f"({error})"
         ) from error
 
 
