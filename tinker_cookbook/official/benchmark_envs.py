@@ -163,7 +163,7 @@ class IFBenchEnv(ExampleEnv):
         expected = InstructionBenchmark.instructions(instruction_ids, kwargs_list)
         logs = {"input": prompt, **expected}
         example = Example(example_id, build_messages(prompt), expected, gold=None, logs=logs)
-        super().__init__(IFBenchBenchmarkBuilder(), example, renderer, BenchmarkConfig(), 0)
+        super().__init__(IFBenchBenchmarkBuilder(), example, renderer, BenchmarkConfig())
 
 
 class IFEvalMessageEnv(ExampleMessageEnv):

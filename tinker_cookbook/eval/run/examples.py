@@ -124,10 +124,7 @@ class ExampleBenchmark(BenchmarkBuilder):
 
     def make_envs(self, renderer: Renderer, config: BenchmarkConfig) -> Sequence[Env]:
         """Returns a single-turn environment for each example."""
-        return [
-            ExampleEnv(self, example, renderer, config, position)
-            for position, example in enumerate(self.examples(config))
-        ]
+        return [ExampleEnv(self, example, renderer, config) for example in self.examples(config)]
 
     def foreign_answer(self, example: Example, examples: Sequence[Example]) -> str | None:
         """Returns a response that must be graded 0: the gold answer of another example.
@@ -149,7 +146,7 @@ class ExampleBenchmark(BenchmarkBuilder):
             answers = ((example.gold, 1), (self.foreign_answer(example, examples), 0))
             for answer, expected in answers:
                 reward = expected if answer is None else self.grade(answer, example).reward
-                if min(reward, 1) != expected:
+                if reward < 1 if expected else reward > 0:
                     wrong.append(
                         f"{self.name}/{example.example_id}: the answer {str(answer)[-80:]!r} got "
                         f"{reward}, expected {expected}"
@@ -177,11 +174,9 @@ class ExampleEnv(Env):
         example: Example,
         renderer: Renderer,
         config: BenchmarkConfig,
-        position: int,
     ) -> None:
         self.benchmark, self.example, self.renderer = benchmark, example, renderer
-        self.config, self.position = config, position
-        self.example_id = example.example_id
+        self.config, self.example_id = config, example.example_id
 
     @property
     def messages(self) -> list[Message]:
