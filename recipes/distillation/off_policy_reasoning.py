@@ -24,7 +24,7 @@ from tinker_cookbook.distillation import train_off_policy
 from tinker_cookbook.distillation.datasets import TeacherConfig
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes import sl_basic
-from tinker_cookbook.recipes.start import chat_data
+from tinker_cookbook.recipes.start import chat_data, check_one_of
 from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.batch_loop import BatchConfig
@@ -78,30 +78,20 @@ class CLIConfig(sl_basic.CLIConfig):
                 length = context - 1 if length is None else min(length, context - 1)
         if self.dataset != "openthoughts3":
             return super(CLIConfig, chz.replace(self, max_length=length)).build_dataset()
-        for name in ("dataset_path", "test_path"):
-            if getattr(self, name) is not None:
-                raise ConfigurationError(
-                    f"{name}={getattr(self, name)} and dataset={self.dataset} contradict each "
-                    "other; leave one out"
-                )
+        check_one_of(dataset=self.dataset, dataset_path=self.dataset_path, test_path=self.test_path)
         return OpenThoughts3Builder(
             common_config=chat_data(self, self.batch_size, length, self.train_on_what),
             buffer_size=self.buffer_size,
             max_prompts=self.max_prompts,
         )
 
-    def resolved(self) -> train.Config:
-        """Returns the config of supervised training on the texts."""
-        if self.teacher_checkpoint is not None and self.teacher_model is None:
+    def with_teacher(self) -> train_off_policy.Config:
+        """Returns the config of training on the distributions of ``teacher_model``."""
+        if self.teacher_model is None:
             raise ConfigurationError(
                 f"teacher_checkpoint: got {self.teacher_checkpoint} without teacher_model, "
                 "expected also the base model that these weights were trained on"
             )
-        return super().resolved()
-
-    def with_teacher(self) -> train_off_policy.Config:
-        """Returns the config of training on the distributions of ``teacher_model``."""
-        assert self.teacher_model is not None
         # The texts are the same, and the teacher's distributions are the targets.
         texts = self.resolved()
         teacher = TeacherConfig(
@@ -157,7 +147,7 @@ class OpenThoughts3Builder(ChatDatasetBuilder):
 
 async def main(config: CLIConfig) -> None:
     """Trains a model on the outputs of another one."""
-    if config.teacher_model is None:
+    if config.teacher_model is None and config.teacher_checkpoint is None:
         await train.main(config)
     else:
         await train_off_policy.main(await asyncio.to_thread(config.with_teacher))

@@ -9,7 +9,7 @@ are trained, not the output of its commands. Without ``dataset`` ten example tas
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import chz
 
@@ -25,7 +25,6 @@ from tinker_cookbook.recipes.harbor_rl.harbor_env import (
     EXAMPLES,
     HarborSettings,
     HarborTask,
-    SandboxFactory,
     load_harbor_tasks,
 )
 from tinker_cookbook.run.weights_paths import weights_field
@@ -62,11 +61,12 @@ class CLIConfig(HarborSettings, OnPolicyLoopSettings):
                 "teacher_model, teacher_checkpoint: got neither, so the teacher would be the "
                 "student itself; expected one of them"
             )
+        given = self.sandbox_factory
         dataset = self.builder_of(
             HarborDistillationDatasetBuilder,
             tasks=load_harbor_tasks(self.dataset) if tasks is None else tasks,
             max_generation_tokens=self.max_tokens,
-            sandbox_factory=_factory(self.sandbox_factory),
+            sandbox_factory=lookup_func(given) if isinstance(given, str) else given,
             reward_fn=zero_reward,
         )
         teacher = TeacherConfig(
@@ -80,21 +80,6 @@ class CLIConfig(HarborSettings, OnPolicyLoopSettings):
                 groups_per_batch=self.groups_per_batch,
             )
         ]
-
-
-def _factory(given: Any) -> SandboxFactory | None:
-    if given in (None, "None"):
-        return None
-    try:
-        found = lookup_func(given) if isinstance(given, str) else given
-    except (ValueError, ImportError, AttributeError) as error:
-        raise ConfigurationError(f"sandbox_factory: {given!r} is not found: {error}") from error
-    if not callable(found):
-        raise ConfigurationError(
-            f"sandbox_factory: got {given!r}, expected module:callable, a function of a folder "
-            "and a lifetime in seconds"
-        )
-    return cast(SandboxFactory, found)
 
 
 async def cli_main(cli_config: CLIConfig, tasks: list[HarborTask]) -> None:

@@ -17,7 +17,6 @@ import chz
 
 from tinker_cookbook.distillation import train_on_policy
 from tinker_cookbook.distillation.datasets import DistillationDatasetConfig
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.distillation.on_policy_settings import (
     DATASETS,
     EXAMPLE,
@@ -74,24 +73,12 @@ class CLIConfig(OnPolicySettings):
     )
 
     def part(self, place: str, dataset: str) -> FirstSettings:
-        """Returns the settings of ``first`` or ``second``, with the short settings applied.
-
-        Raises:
-            ConfigurationError: The place was given another dataset.
-        """
-        part: FirstSettings = getattr(self, place)
+        """Returns the settings of ``first`` or ``second``, with the short settings applied."""
         names = ("teacher_model", "teacher_checkpoint", "groups_per_batch")
         short = {name: getattr(self, f"{dataset}_{name}") for name in names}
         given = {name: value for name, value in short.items() if value is not None}
-        if not given:
-            return part
-        # A dataset that was set explicitly must not be replaced by a short name.
-        if part.dataset not in (type(part)().dataset, dataset):
-            raise ConfigurationError(
-                f"{dataset}_{next(iter(given))}: it means {place}.dataset={dataset}, but "
-                f"{place}.dataset is {part.dataset}; leave one out"
-            )
-        return chz.replace(part, dataset=dataset, **given)
+        part: FirstSettings = getattr(self, place)
+        return chz.replace(part, dataset=dataset, **given) if given else part
 
     def build_dataset(self) -> list[DistillationDatasetConfig]:
         """Returns both datasets with their teachers."""

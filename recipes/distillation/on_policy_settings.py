@@ -15,9 +15,9 @@ from tinker_cookbook.distillation.datasets import (
     PromptOnlyDatasetBuilder,
     TeacherConfig,
 )
-from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from tinker_cookbook.recipes.start import DEMO_MODEL, example_data
+from tinker_cookbook.recipes.start import DEMO_MODEL, check_dataset_name, example_data
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.run.weights_paths import weights_field
@@ -121,11 +121,7 @@ def dataset_with_teacher(
 ) -> DistillationDatasetConfig:
     """Builds a dataset with its teacher; errors put ``where`` before the names of settings."""
     name = settings.dataset
-    if name not in DATASETS and not Path(name).expanduser().is_file():
-        raise ConfigurationError(
-            f"{where}dataset: got {name!r}, which is not a file (searched from {Path.cwd()}); "
-            f"expected {', '.join(DATASETS)}, or a JSONL file of prompts{nearest(name, DATASETS)}"
-        )
+    check_dataset_name(name, DATASETS)
     # The teacher is by default the student before training, from its checkpoint if it has one.
     own_start = cli.load_checkpoint_path if settings.teacher_model is None else None
     teacher = TeacherConfig(
@@ -148,7 +144,7 @@ def dataset_with_teacher(
 def _own_prompt(settings: TeacherSettings, where: str) -> dict[str, Any]:
     """Returns the teacher's own prompt: the settings, or a default where nothing else is set."""
     own = {
-        "system_prompt": text_or_file(f"{where}teacher_prompt", settings.teacher_prompt),
+        "system_prompt": text_or_file(settings.teacher_prompt),
         "answer_hint": settings.teacher_hint,
     }
     if any([*own.values(), settings.teacher_model, settings.teacher_checkpoint]):
@@ -171,18 +167,8 @@ def _own_prompt(settings: TeacherSettings, where: str) -> dict[str, Any]:
     )
 
 
-def text_or_file(setting: str, value: str | None) -> str | None:
+def text_or_file(value: str | None) -> str | None:
     """Returns a text, read from a file if ``value`` names one (``….txt`` or ``….md``)."""
     if value is None or not value.endswith((".txt", ".md")):
         return value
-    path = Path(value).expanduser()
-    try:
-        text = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"{setting}: {value} cannot be read ({error}); expected a UTF-8 file, or the text "
-            "itself"
-        ) from error
-    if not text:
-        raise ConfigurationError(f"{setting}: {value} is empty, expected a prompt")
-    return text
+    return Path(value).expanduser().read_text(encoding="utf-8").strip()

@@ -134,14 +134,14 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "n_problems_correct": sum(row["model_correct"] for row in good),
         "accuracy": share([row["model_correct"] for row in good]),
         "n_steps_total": len(scores),
-        "mean_steps_per_problem": len(scores) / len(good) if good else 0.0,
+        "mean_steps_per_problem": len(scores) / max(len(good), 1),
         "mean_tts": share(scores),
         "frac_high_tts_0.7": share([score >= HIGH for score in scores]),
         "frac_high_tts_0.3": share([score >= 0.3 for score in scores]),
         "frac_decorative_0.005": share([score <= DECORATIVE for score in scores]),
         "n_self_verification": checks,
         "n_sv_decorative": decorative,
-        "frac_sv_decorative": decorative / checks if checks else 0.0,
+        "frac_sv_decorative": decorative / max(checks, 1),
     }
 
 

@@ -112,21 +112,6 @@ class TTSResult:
     model_correct: bool
 
     @property
-    def mean_tts(self) -> float:
-        """Mean score; 0 without steps."""
-        return share([step.tts for step in self.step_scores])
-
-    @property
-    def fraction_high_tts(self) -> float:
-        """Share of steps with a score of at least 0.7."""
-        return share([step.tts >= HIGH for step in self.step_scores])
-
-    @property
-    def fraction_decorative(self) -> float:
-        """Share of steps with a score of at most 0.005."""
-        return share([step.tts <= DECORATIVE for step in self.step_scores])
-
-    @property
     def self_verification_steps(self) -> list[StepTTS]:
         """Steps in which the model checks itself."""
         return [step for step in self.step_scores if step.is_self_verification]
@@ -134,17 +119,18 @@ class TTSResult:
     def summary(self) -> dict[str, Any]:
         """Returns a row for JSON."""
         checks = self.self_verification_steps
+        scores = [step.tts for step in self.step_scores]
         return {
             "question": self.question[:100],
             "answer": self.answer,
             "model_correct": self.model_correct,
-            "n_steps": len(self.step_scores),
-            "mean_tts": round(self.mean_tts, 4),
-            "frac_high_tts": round(self.fraction_high_tts, 4),
-            "frac_decorative": round(self.fraction_decorative, 4),
+            "n_steps": len(scores),
+            "mean_tts": round(share(scores), 4),
+            "frac_high_tts": round(share([score >= HIGH for score in scores]), 4),
+            "frac_decorative": round(share([score <= DECORATIVE for score in scores]), 4),
             "n_self_verification": len(checks),
             "n_sv_decorative": sum(step.tts <= DECORATIVE for step in checks),
-            "per_step_tts": [round(step.tts, 4) for step in self.step_scores],
+            "per_step_tts": [round(score, 4) for score in scores],
         }
 
 
@@ -190,34 +176,18 @@ async def compute_tts_for_step(
     rng: random.Random,
 ) -> StepTTS:
     """Returns the score of a step, from four requests that are sent together."""
-    contexts = (
-        "\n".join(preceding_steps),
-        "\n".join(perturb_numbers(s, rng) for s in preceding_steps),
-    )
+    contexts = preceding_steps, [perturb_numbers(s, rng) for s in preceding_steps]
     texts = step, perturb_numbers(step, rng) if has_numbers(step) else ""
+    prefixes = ["\n".join(filter(None, [*c, text])) for c in contexts for text in texts]
     s1_c1, s0_c1, s1_c0, s0_c0 = await asyncio.gather(
         *(
-            compute_early_exit_confidence(
-                sampling_client,
-                renderer,
-                question,
-                "\n".join(part for part in (context, text) if part),
-                answer_str,
-            )
-            for context in contexts
-            for text in texts
+            compute_early_exit_confidence(sampling_client, renderer, question, prefix, answer_str)
+            for prefix in prefixes
         )
     )
-    return StepTTS(
-        step_index,
-        step,
-        0.5 * (abs(s1_c1 - s0_c1) + abs(s1_c0 - s0_c0)),
-        s1_c1,
-        s0_c1,
-        s1_c0,
-        s0_c0,
-        is_self_verification_step(step),
-    )
+    score = 0.5 * (abs(s1_c1 - s0_c1) + abs(s1_c0 - s0_c0))
+    checks = is_self_verification_step(step)
+    return StepTTS(step_index, step, score, s1_c1, s0_c1, s1_c0, s0_c0, checks)
 
 
 async def compute_tts_for_cot(
@@ -230,18 +200,12 @@ async def compute_tts_for_cot(
 ) -> TTSResult:
     """Returns the scores of all steps; perturbations depend on ``seed`` and the step's number."""
     steps = segment_cot_steps(cot_text)
+    # A stream of numbers for each step, so that all steps are scored concurrently.
+    streams = [random.Random(f"{seed} {i}") for i in range(len(steps))]
     scores = await asyncio.gather(
         *(
             compute_tts_for_step(
-                sampling_client,
-                renderer,
-                question,
-                answer_str,
-                steps[:i],
-                step,
-                i,
-                # A stream for each step, so that all steps are scored concurrently.
-                random.Random(f"{seed} {i}"),
+                sampling_client, renderer, question, answer_str, steps[:i], step, i, streams[i]
             )
             for i, step in enumerate(steps)
         )

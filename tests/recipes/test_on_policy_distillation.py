@@ -191,9 +191,8 @@ def test_a_student_with_a_checkpoint_is_its_own_teacher_as_it_is_there(stories_m
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["dataset=sumz"], "dataset: got 'sumz', which is not a file .* did you mean"),
+        (["dataset=sumz"], "dataset: got 'sumz'.* did you mean"),
         (["dataset=deepmath"], "teacher_model, teacher_checkpoint, teacher_prompt: got none"),
-        (["teacher_prompt=none.txt"], "teacher_prompt: none.txt cannot be read"),
     ],
 )
 def test_what_cannot_work_is_said(stories_model, arguments, message):
