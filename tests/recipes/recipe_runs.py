@@ -35,7 +35,6 @@ class RecipeRuns:
         self, folder: Path, model: str, recipe: str = "recipes.sl_basic", options: str = ""
     ) -> None:
         self.folder, self.model, self.recipe, self.options = folder, model, recipe, options
-        self.seconds = 0.0  # how long a whole run takes, where a test has measured it
         rows = example_data("conversations.jsonl").read_text().splitlines()
         (folder / "train.jsonl").write_text("\n".join(rows[:22]) + "\n")
         (folder / "test.jsonl").write_text("\n".join(rows[30:36]) + "\n")

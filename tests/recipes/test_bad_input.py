@@ -101,21 +101,10 @@ def test_delete_and_a_run_that_cannot_start(refused, recipe_runs, monkeypatch, t
         (["renderer_name=qwen33"], ["renderer_name: got 'qwen33'", "role_colon", "mean 'qwen3'"]),
         (["dataset=exampel"], ["dataset=exampel", "dataset_path=", "leave one out"]),
         (["model_name=smollm"], ["model_name: got 'smollm'", "folder", "SmolLM2-135M-Instruct"]),
-        (["batch_size=0"], ["batch_size: got 0", "at least 1"]),
-        (["learning_rate=nan"], ["learning_rate: got nan", "at least 0"]),
-        (["learning_rate=1e19"], ["learning_rate: got 1e+19", "less than 10", "1e-5 to 1e-3"]),
-        (["lora_rank=0"], ["lora_rank: got 0", "at least 1"]),
         (["max_length=513"], ["max_length: got 513", "context", "at most 512"]),
-        (["max_length=1"], ["max_length: got 1", "at least 2"]),
-        (["device=gpu"], ["device: got 'gpu'", "auto, cuda, cuda:N, mps or cpu"]),
-        (["dtype=float31"], ["dtype: got 'float31'", "mean 'float32'"]),
-        (["backend=locl"], ["backend: got 'locl'", "mean 'local'"]),
         (["backend=local", "base_url=http://x"], ["backend=local", "base_url=http://x", "leave"]),
-        (["backend=tinker"], ["device=cpu", "leave device out", "backend=local"]),
         (["backend=tinker", *REMOTE], ["TINKER_API_KEY: got none", "export", "backend=local"]),
-        (["base_url=ftp://x", *REMOTE], ["base_url: got 'ftp://x'", "https://"]),
         (["test_size=3"], ["test_size=3", "test_path=", "leave one out"]),
-        (["dataset=no_robots"], ["dataset_path=", "dataset=no_robots", "leave one out"]),
         (["load_checkpoint_path=best"], ["load_checkpoint_path: got 'best'", "tinker://RUN"]),
         (["log_path=s3://bucket/run"], ["log_path=s3://bucket/run", "local path"]),
     ],
@@ -161,18 +150,9 @@ GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "c
     ("content", "words"),
     [
         (f"{GOOD}\n{GOOD}\n{{oops\n", ["bad.jsonl:3: not JSON", "expected lines like"]),
-        (
-            f'{GOOD}\n{{"mesages": []}}\n',
-            ["bad.jsonl:2: not a conversation", "the columns mesages", "messages;"],
-        ),
-        (f"{GOOD}\n[1]\n", ["bad.jsonl:2: not a conversation: got a JSON list"]),
-        ('{"messages": []}\n', [":1: not a conversation: messages: got an empty list"]),
-        ('{"messages": [{"role": "user", "content": "a"}]}\n', [":1:", "user", "selects none"]),
-        ('{"messages": [{"content": "a"}]}\n', [":1:", "role"]),
-        ("", ["bad.jsonl: the file is empty", "expected lines like"]),
         (f"{GOOD}\n{GOOD}\n", ["batch_size: got 4", "at most 2", "set batch_size=2"]),
     ],
-    ids=["not JSON", "key", "list", "no message", "no answer", "no role", "empty", "few"],
+    ids=["not JSON", "few"],
 )
 def test_data(refused, recipe_runs, content, words):
     path = recipe_runs.folder / "bad.jsonl"
@@ -180,13 +160,6 @@ def test_data(refused, recipe_runs, content, words):
     message = refused(f"dataset_path={path}")
     for word in words:
         assert word in message, message
-
-
-def test_a_data_file_that_is_not_there(refused, recipe_runs):
-    message = refused(f"dataset_path={recipe_runs.folder / 'absent.jsonl'}")
-    assert "absent.jsonl: there is no such file" in message
-    message = refused(f"test_path={recipe_runs.folder / 'absent_test.jsonl'}")
-    assert "absent_test.jsonl: there is no such file" in message
 
 
 # --- checkpoints -----------------------------------------------------------------------------

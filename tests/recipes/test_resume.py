@@ -24,7 +24,6 @@ KILL_POINTS = [
     pytest.param(STORE_WRITE, 6, "before", id="in the middle of writing a checkpoint"),
     pytest.param(STORE_RENAME, 2, "after", id="between a checkpoint and its line"),
     pytest.param(CHECKPOINT_LINE, 2, "after", id="right after a checkpoint's line"),
-    pytest.param(OPTIM_STEP, 9, "before", id="in the second epoch"),
     pytest.param(STORE_RENAME, 5, "before", id="at the final checkpoint"),
 ]
 
@@ -70,8 +69,36 @@ def test_a_finished_run_is_left_alone(recipe_runs):
     assert (recipe_runs.folder / "straight" / "metrics.jsonl").read_bytes() == before
 
 
-def test_an_existing_folder_is_never_overwritten_silently(recipe_runs):
-    for behavior in ("raise", "ask"):
-        refused = recipe_runs.run("straight", behavior)
-        assert refused.returncode == 1
-        assert "behavior_if_log_dir_exists" in refused.stderr
+# --- the best checkpoint, and an early stop ------------------------------------------------------
+
+
+class StoppedRuns(RecipeRuns):
+    """Runs with a learning rate that rises until they diverge, so that they stop early."""
+
+    def words(self, name: str, behavior: str = "raise", *extra: str) -> list[str]:
+        stopping = [
+            "eval_every=1", "best_metric=test/nll", "early_stopping_patience=3",
+            "learning_rate=0.05", "lr_schedule=constant", "warmup_steps=12", "num_epochs=4",
+        ]  # fmt: skip
+        return super().words(name, behavior, *stopping, *extra)
+
+    def best(self, name: str) -> tuple[int, float, bytes]:
+        """Step, value and adapter of the best checkpoint."""
+        lines = (self.folder / name / "checkpoints.jsonl").read_text().splitlines()
+        (best,) = [line for line in map(json.loads, lines) if line.get("best")]
+        adapter = self.weights(best["state_path"]) / "adapter_model.safetensors"
+        return best["batch"], best["best_value"], adapter.read_bytes()
+
+
+def test_a_killed_run_has_the_same_best_checkpoint_and_early_stop(tmp_path, stories_model):
+    runs = StoppedRuns(tmp_path, stories_model)
+    straight = runs.run("straight")
+    assert straight.returncode == 0, straight.stderr[-2000:]
+    nll = [row["test/nll"] for row in runs.rows("straight")]
+    step, value, _ = runs.best("straight")
+    assert value == min(nll) == nll[step]
+    assert 0 < step == len(nll) - 1 - 3
+    # The weights of a best without their line, and the evaluation that ends the run.
+    for name, point, count in (("line", CHECKPOINT_LINE, 2), ("end", EVALUATE, len(nll))):
+        runs.check_killed_and_resumed(name, point, count, "before")
+        assert runs.best(name) == runs.best("straight")

@@ -6,7 +6,6 @@ Each loop trains one step of the 260k-parameter model; a refused start loads no 
 from __future__ import annotations
 
 import asyncio
-import csv
 import hashlib
 import json
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 from homes import new_home
 
 from recipes import rl_loop, sl_loop
-from recipes.math_rl.datasets import MathDatasetBuilder
 from tinker_cookbook import rl
 from tinker_cookbook.distillation import sdft, train_off_policy, train_on_policy
 from tinker_cookbook.distillation.datasets import (
@@ -134,30 +132,8 @@ def held_out_data(folder, rows, model):
     return chat_data(FromConversationFileBuilder, file, model, test_size=2)
 
 
-def json_data(folder, rows, model):
-    file = folder / "data.json"
-    file.write_text(json.dumps([{"messages": r["messages"]} for r in rows]))
-    return chat_data(ChatDataBuilder, str(file), model)
-
-
-def csv_data(folder, rows, model):
-    with (folder / "data.csv").open("w", newline="") as file:
-        table_writer = csv.DictWriter(file, ["prompt", "completion"])
-        table_writer.writeheader()
-        for one in rows:
-            prompt, completion = (message["content"] for message in one["messages"])
-            table_writer.writerow({"prompt": prompt, "completion": completion})
-    return chat_data(ChatDataBuilder, str(folder / "data.csv"), model)
-
-
 def parquet_data(folder, rows, model):
     return chat_data(ChatDataBuilder, table(folder, rows), model)
-
-
-def folder_data(folder, rows, model):
-    (folder / "splits").mkdir(exist_ok=True)
-    Path(jsonl(folder, rows, "messages")).rename(folder / "splits" / "train.jsonl")
-    return chat_data(ChatDataBuilder, str(folder / "splits"), model)
 
 
 def mixed_data(folder, rows, model):
@@ -253,21 +229,6 @@ def mixed_rl(folder, rows, model, **extra):
     asyncio.run(rl_train.main(config))
 
 
-def math_file(folder, rows, model, **extra):
-    builder = MathDatasetBuilder(
-        env="gsm8k",
-        dataset_path=jsonl(folder, rows, "problem"),
-        num_test=0,
-        model_name_for_tokenizer=model,
-        renderer_name="role_colon",
-        batch_size=2,
-        group_size=2,
-    )
-    settings = {**settings_of(folder, model), "max_tokens": 4, **extra}
-    config = rl_train.Config(dataset_builder=builder, learning_rate=1e-3, **settings)
-    asyncio.run(rl_train.main(config))
-
-
 def own_loop(module, key, **fixed):
     def start(folder, rows, model, **extra):
         settings = settings_of(folder, model) | fixed | extra
@@ -280,12 +241,8 @@ def own_loop(module, key, **fixed):
 
 
 LOOPS = {
-    "JSONL": supervised(jsonl_data),
     "JSONL, held out": supervised(held_out_data),
-    "JSON": supervised(json_data),
-    "CSV": supervised(csv_data),
     "Parquet": supervised(parquet_data),
-    "folder": supervised(folder_data),
     "mixture": supervised(mixed_data),
     "Python list": supervised(list_data),
     "DPO": dpo,
@@ -294,7 +251,6 @@ LOOPS = {
     "on-policy distillation": on_policy,
     "rl.run": own_task,
     "RL mixture": mixed_rl,
-    "RL problem file": math_file,
     "sl_loop": own_loop(sl_loop, "messages", batch_size=2),
     "rl_loop": own_loop(rl_loop, "problem", groups_per_batch=2, group_size=2, max_tokens=4),
 }
@@ -336,13 +292,13 @@ def test_a_run_continues_on_other_data_on_purpose(stories_model, tmp_path, monke
     assert "this run has no data_record.json" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("loop", ["JSONL", "own task", "sl_loop", "rl_loop"])
+@pytest.mark.parametrize("loop", ["JSONL, held out", "rl.run", "sl_loop"])
 def test_an_unfinished_run_never_says_that_it_is_complete(
     stories_model, tmp_path, monkeypatch, capsys, loop
 ):
     """Shorter data, on purpose: refused below the steps that were done, and finished at them."""
     monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path / "home"))
-    rows, start = [row(name) for name in NAMES], LOOPS.get(loop, own_task)
+    rows, start = [row(name) for name in NAMES], LOOPS[loop]
     checkpoints = tmp_path / "run" / "checkpoints.jsonl"
     start(tmp_path, rows, stories_model, max_steps=4, save_every=3)
     # As if killed after the checkpoint of step 3.
