@@ -1,18 +1,17 @@
-"""A headless Chromium that tests drive through its debugging protocol, without further packages."""
+"""A headless Chromium that tests drive through its debugging protocol."""
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+from websockets.sync.client import connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SECONDS = 60.0
@@ -57,7 +56,7 @@ class Browser:
                 break
             assert time.monotonic() < until
             time.sleep(0.05)
-        self._socket = _WebSocket(pages[0]["webSocketDebuggerUrl"])
+        self._socket = connect(pages[0]["webSocketDebuggerUrl"], max_size=None)
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
@@ -71,7 +70,7 @@ class Browser:
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": params}))
         while True:
-            message = json.loads(self._socket.receive())
+            message = json.loads(self._socket.recv(SECONDS))
             if message.get("id") == self._number:
                 assert "error" not in message, message
                 return message["result"]
@@ -149,50 +148,3 @@ class Browser:
             self.problems.append(params["entry"]["text"])
         elif method == "Runtime.consoleAPICalled" and params["type"] == "error":
             self.problems.append(json.dumps(params["args"]))
-
-
-class _WebSocket:
-    """Client of the WebSocket protocol, as far as Chromium needs it."""
-
-    def __init__(self, url: str) -> None:
-        host, _, path = url.removeprefix("ws://").partition("/")
-        name, _, port = host.partition(":")
-        self._socket = socket.create_connection((name, int(port)), SECONDS)
-        key = base64.b64encode(os.urandom(16)).decode()
-        head = (
-            f"GET /{path} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
-        )
-        self._socket.sendall(head.encode())
-        self._file = self._socket.makefile("rb")
-        assert b" 101 " in self._file.readline()
-        while self._file.readline().strip():
-            pass
-
-    def close(self) -> None:
-        self._file.close()
-        self._socket.close()
-
-    def send(self, text: str) -> None:
-        data = text.encode()
-        size = len(data)
-        # One masked text frame; the length has one, three or nine bytes.
-        head = b"\x81" + bytes([0x80 | size]) if size < 126 else b""
-        if 126 <= size < 1 << 16:
-            head = b"\x81\xfe" + size.to_bytes(2, "big")
-        elif size >= 1 << 16:
-            head = b"\x81\xff" + size.to_bytes(8, "big")
-        self._socket.sendall(head + bytes(4) + data)  # the mask is zero
-
-    def receive(self) -> str:
-        text = b""
-        while True:
-            first, size = self._file.read(2)
-            size &= 0x7F
-            if size >= 126:
-                size = int.from_bytes(self._file.read(2 if size == 126 else 8), "big")
-            part = self._file.read(size)
-            if first & 0x0F in (0, 1):  # other frames are pings
-                text += part
-                if first & 0x80:
-                    return text.decode()

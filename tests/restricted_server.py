@@ -1,9 +1,8 @@
 """Our server with what SkyRL 0.4.0 lacks taken away: real HTTP for the real SDK, in this process.
 
-Recorded from its JAX backend on a CPU, with the SDK of 0.38 (tests/recipes/test_skyrl.py runs it):
-losses other than a few are refused, passes report no metrics, samples have no ids, and fields that
-it does not know are ignored. Its FSDP backend answers requests for log-probabilities of prompts
-with none.
+Recorded from its JAX backend on a CPU, with the SDK of 0.38: losses other than a few are refused,
+passes report no metrics, samples have no ids, and fields that it does not know are ignored. Its
+FSDP backend answers requests for log-probabilities of prompts with none.
 """
 
 from __future__ import annotations

@@ -14,19 +14,11 @@ import pytest
 from recipe_runs import REPO, RecipeRuns, finish
 
 from recipes import sl_basic, sl_loop
-from recipes.chat_sl import train as chat_sl
-from recipes.prompt_distillation import train as student
-from recipes.sdft import train as sdft
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.config import load_config
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
 HEAVY = ("torch", "transformers", "datasets", "tinker", "peft", "wandb", "pandas")
-SPELLINGS = [
-    f"{package}.{name}"
-    for package in ("recipes", "tinker_cookbook.recipes")
-    for name in ("sl_basic", "sl_loop")
-]
 LIST_MODULES = f"""
 import runpy, sys
 sys.argv = [sys.argv[1], "--help=all"]
@@ -49,7 +41,7 @@ def recipe_runs(tmp_path_factory, stories_model):
 # --- help ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", SPELLINGS)
+@pytest.mark.parametrize("module", ["recipes.sl_basic", "tinker_cookbook.recipes.sl_loop"])
 def test_help_lists_every_key_and_loads_nothing_heavy(recipe_runs, module):
     done = finish(recipe_runs.start([sys.executable, "-c", LIST_MODULES, module], fresh=True))
     assert done.returncode == 0, done.stderr[-2000:]
@@ -83,13 +75,6 @@ def test_help_is_quick(recipe_runs):
     assert min(seconds() for _ in range(4)) < 1.5
 
 
-def test_help_through_a_closed_pipe(recipe_runs):
-    command = f"{sys.executable} -m recipes.sl_basic --help | head -1"
-    done = finish(recipe_runs.start(["sh", "-c", command]))
-    assert done.stdout.startswith("python -m recipes.sl_basic")
-    assert done.stderr == ""
-
-
 # --- keys and values -------------------------------------------------------------------------
 
 
@@ -97,15 +82,11 @@ def test_help_through_a_closed_pipe(recipe_runs):
     ("argument", "words"),
     [
         ("learning_rat=1", ["learning_rat: there is no such key", "'learning_rate'", "--help"]),
-        ("batchsize=4", ["batchsize: there is no such key", "'batch_size'"]),
         ("learning_rate=high", ["learning_rate: got 'high'", "a number or None"]),
         ("batch_size=1.5", ["batch_size: got '1.5'", "a whole number"]),
         ("train_mlp=maybe", ["train_mlp: got 'maybe'", "True or False"]),
         ("lr_schedule=cosin", ["got 'cosin'", "linear, cosine, constant", "mean 'cosine'"]),
-        ("train_on_what=all_mesages", ["got 'all_mesages'", "customized", "mean 'all_messages'"]),
-        ("behavior_if_log_dir_exists=resum", ["delete, resume, ask, raise", "mean 'resume'"]),
         ("batchsize", ["got 'batchsize'", "expected key=value", "mean 'batch_size'", "--help"]),
-        ("batch_size", ["batch_size: got no value", "expected batch_size=VALUE", "--help"]),
     ],
 )
 def test_wrong_arguments(argument, words):
@@ -113,22 +94,6 @@ def test_wrong_arguments(argument, words):
         parse_arguments(sl_basic.CLIConfig, [argument])
     for word in words:
         assert word in str(caught.value)
-
-
-@pytest.mark.parametrize("recipe", [sl_basic, chat_sl, student, sdft])
-def test_supervised_recipes_can_leave_the_data_report_out(recipe):
-    assert parse_arguments(recipe.CLIConfig, ["data_report=0"]).data_report == 0
-
-
-def test_a_required_key():
-    @chz.chz
-    class Needy:
-        """Needs a key."""
-
-        path: str = chz.field(doc="A path")
-
-    with pytest.raises(ConfigurationError, match="path"):
-        parse_arguments(Needy, [])
 
 
 def test_arguments_are_taken_as_they_are_meant():
@@ -168,15 +133,6 @@ def test_refused_with_the_three_choices(recipe_runs, behavior):
     if behavior == "ask":
         assert "no terminal" in done.stderr
     assert snapshot(recipe_runs) == before
-
-
-@pytest.mark.slow
-def test_a_wrong_setting_with_delete_deletes_nothing(recipe_runs):
-    before = snapshot(recipe_runs)
-    for wrong in ("batch_size=0", "device=xpu", "renderer_name=nope", "model_name=no-such/model"):
-        done = recipe_runs.run("straight", "delete", wrong)
-        assert done.returncode == 1
-        assert snapshot(recipe_runs) == before
 
 
 @pytest.mark.slow
