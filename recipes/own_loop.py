@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 import chz
 
 from tinker_cookbook import checkpoint_utils, cli_utils
-from tinker_cookbook.backends import Connection, ServiceClient, TrainingClient
+from tinker_cookbook.backends import ServiceClient, TrainingClient
 from tinker_cookbook.backends.connect import connect_with
-from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.run import ml_log
@@ -21,7 +20,7 @@ from tinker_cookbook.run.data_record import data_record, write_data_record
 from tinker_cookbook.run.lock import RunLock
 from tinker_cookbook.run.resume import check_not_passed, newest_saved
 from tinker_cookbook.run.weights import check_weights
-from tinker_cookbook.training.config import DEFAULT_TTL_SECONDS, number
+from tinker_cookbook.training.config import DEFAULT_TTL_SECONDS, BackendSettings, number
 from tinker_cookbook.training.server_needs import Need, ServerCheck
 
 C = TypeVar("C")
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 @chz.chz
-class LoopSettings:
+class LoopSettings(BackendSettings):
     """Settings that every own loop has."""
 
     model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
@@ -47,10 +46,6 @@ class LoopSettings:
     ttl_seconds: int | None = number(
         DEFAULT_TTL_SECONDS, "Lifetime of periodic checkpoints; the final one stays", low=1
     )
-    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
-    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
-    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
-    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
     behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
         default="ask", doc="ask, resume, delete or raise"
     )
@@ -78,13 +73,13 @@ def save_step(client: TrainingClient, config: Any, done: int, total: int, **stat
 
 def make_client(config: Any, service: ServiceClient, state_path: str | None) -> TrainingClient:
     """Returns a fresh adapter, or the one saved at ``state_path`` with its optimizer."""
-    if state_path is not None:
-        # A checkpoint of another model or rank fails here, with a clear error.
-        asyncio.run(check_weights(service, state_path, config))
-        return service.create_training_client_from_state_with_optimizer(state_path).result()
-    return service.create_lora_training_client(
-        config.model_name, rank=config.lora_rank, seed=config.seed
-    ).result()
+    if state_path is None:
+        return service.create_lora_training_client(
+            config.model_name, rank=config.lora_rank, seed=config.seed
+        ).result()
+    # A checkpoint of another model or rank fails here, with a clear error.
+    asyncio.run(check_weights(service, state_path, config))
+    return service.create_training_client_from_state_with_optimizer(state_path).result()
 
 
 def run_own_loop(
@@ -124,13 +119,16 @@ def run_own_loop(
             wandb_project=settings.wandb_project,
             wandb_name=settings.wandb_name,
             config=settings,
-            resume_step=_steps_of(last) if last is not None else -1,
+            resume_step=-1 if last is None else last.batch or 0,
         )
         write_data_record(settings.log_path, record)
-        if last is not None and last.final and _steps_of(last) >= total:
+        if last is not None and last.final and (last.batch or 0) >= total:
             logger.info("the run in %s is complete (%d steps)", settings.log_path, total)
         else:
-            with _connect(settings) as connection:
+            name = settings.session_name
+            metadata = {} if name is None else {"session_name": name}
+            sampler = SamplerSettings.of(settings)
+            with connect_with(settings, sampler=sampler, user_metadata=metadata) as connection:
                 logger.info(connection.describe())
                 # Check before the first step; otherwise a missing feature could fail a later one.
                 check = ServerCheck(connection, settings.model_name)
@@ -138,30 +136,14 @@ def run_own_loop(
                 if last is not None:
                     last, lines = asyncio.run(newest_saved(connection.service, settings.log_path))
                     check.lines += lines
-                state_path = last.state_path if last is not None else None
+                state_path = None if last is None else last.state_path
                 client = make_client(settings, connection.service, state_path)
                 asyncio.run(check.check_needs(client, needs))
                 for line in check.lines:
                     logger.info(line)
-                done = _steps_of(last)
+                done = 0 if last is None else last.batch or 0
                 train(config, client, data, ml_logger, range(done, total))
                 if last is not None and done == total:
                     # The run was shortened to this checkpoint, so no step saves a final one.
-                    checkpoint_utils.save_checkpoint(
-                        client,
-                        "final",
-                        settings.log_path,
-                        {"batch": done, "final": True},
-                        kind="both",
-                    )
+                    save_step(client, settings, done, total)
         ml_logger.close()
-
-
-def _steps_of(checkpoint: CheckpointRecord | None) -> int:
-    return (checkpoint.batch or 0) if checkpoint is not None else 0
-
-
-def _connect(settings: Any) -> Connection:
-    name = settings.session_name
-    metadata = {} if name is None else {"session_name": name}
-    return connect_with(settings, sampler=SamplerSettings.of(settings), user_metadata=metadata)

@@ -8,6 +8,7 @@ keep their text, except for such values.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -17,8 +18,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Container
 from pathlib import Path
 
+import chz
 import forks
 from documented_commands import COMMANDS, Command, blocks
 from homes import new_home
@@ -28,86 +31,57 @@ from tiny_model import make_chat_model, make_tiny_model
 from recipes.search_tool.corpus import read_corpus
 from recipes.search_tool.retrieval import SearchIndex
 from recipes.start import example_data
+from tinker_cookbook.utils.command_line.entrypoint import config_class_of
 
 OFFICIAL_SWEEP = "recipes.chat_sl.sweep"
 RUN = {"device": "cpu", "dtype": "float32", "lora_rank": "4", "max_steps": "1"}
-ROLE_COLON = {"renderer_name": "role_colon"}
-RL = {**RUN, **ROLE_COLON, "groups_per_batch": "2", "group_size": "2", "max_tokens": "4"}
-SHORT_EVAL = {"eval_every": "0", "num_test": "2"}
-SETTINGS: dict[str, dict[str, str]] = {
-    "recipes.sl_basic": {**RUN, **ROLE_COLON, "batch_size": "2"},
-    "recipes.sl_loop": {**RUN, **ROLE_COLON, "batch_size": "2"},
-    "recipes.chat_sl.train": {**RUN, **ROLE_COLON, "batch_size": "2"},
-    "tinker_cookbook.supervised.data_report": ROLE_COLON,
-    "recipes.rl_basic": {**RL, **SHORT_EVAL},
-    "recipes.rl_loop": RL,
-    "recipes.math_rl.train": {**RL, **SHORT_EVAL},
-    "recipes.code_rl.train": {**RL, **SHORT_EVAL},
+# Each program gets those that are settings of it, and `max_steps` by its own name.
+SHORT = {
+    **RUN, "num_steps": "1", "renderer_name": "role_colon", "batch_size": "2",
+    "groups_per_batch": "2", "group_size": "2", "max_tokens": "4", "num_test": "2",
+    "max_validation_questions": "2", "max_queries": "8", "num_format_examples": "2",
+    "rl_batch_size": "2", "rl_group_size": "2", "rl_max_tokens": "4",
+}  # fmt: skip
+# None: the program's own default.
+SPECIAL: dict[str, dict[str, str | None]] = {
     "recipes.tool_use.train": {
-        **{**RL, **SHORT_EVAL, "renderer_name": "qwen3_instruct"},
-        "model_name": "tiny",
-        "tiny_steps": "5",
+        "renderer_name": "qwen3_instruct", "model_name": "tiny", "tiny_steps": "5",
     },
-    "recipes.multiplayer_rl.guess_number.train": {**RL, **SHORT_EVAL},
-    "recipes.search_tool.train": {**RUN, **SHORT_EVAL, "group_size": "2", "max_tokens": "4"},
-    "recipes.search_tool.index": {},
-    "recipes.search_tool.offline_eval": {"device": "cpu", "max_tokens": "4", "max_turns": "2"},
-    "recipes.multiplayer_rl.twenty_questions.train": {**RL, **SHORT_EVAL},
-    "recipes.preference.dpo.train": {**RUN, **ROLE_COLON, "batch_size": "2"},
-    "recipes.preference.shorter.train": RL,
-    "recipes.preference.rlhf.rlhf_pipeline": {
-        **{**RUN, **ROLE_COLON, "batch_size": "2", "num_test": "2"},
-        **{"rl_batch_size": "2", "rl_group_size": "2", "rl_max_tokens": "4"},
-    },
-    "recipes.distillation.on_policy_distillation": {**RL, "num_test": "2"},
-    "recipes.distillation.off_policy_reasoning": {**RUN, **ROLE_COLON, "batch_size": "2"},
     # The teacher is the demo model: the prompt is too long for the small one.
-    "recipes.prompt_distillation.create_data": {"max_queries": "8", "max_tokens": "4"},
-    "recipes.prompt_distillation.train": {**RUN, **ROLE_COLON, "batch_size": "2"},
-    "tinker_cookbook.supervised.train": {"device": "cpu", "dtype": "float32", "lora_rank": "4"},
+    "recipes.prompt_distillation.create_data": {"renderer_name": None, "model_name": None},
+    "tinker_cookbook.supervised.train": {"renderer_name": None, "max_steps": None},
     OFFICIAL_SWEEP: {
-        "base.renderer_name": "role_colon",
-        "base.device": "cpu",
-        "base.dtype": "float32",
+        "base.renderer_name": "role_colon", "base.device": "cpu", "base.dtype": "float32",
     },
-    "tinker_cookbook.sweep": {**RUN, **ROLE_COLON, "learning_rate": "1e-4", "batch_size": "2"},
-    "tinker_cookbook.renderers.show": ROLE_COLON,
-    "recipes.rubric.agreement": {**ROLE_COLON, "device": "cpu"},
-    "recipes.rubric.debug_env": {**ROLE_COLON, "device": "cpu", "max_tokens": "4"},
+    "tinker_cookbook.sweep": {
+        **RUN, "renderer_name": "role_colon", "learning_rate": "1e-4", "batch_size": "2",
+        "lora_rank": "4,8",
+    },
+    "recipes.rubric.debug_env": {"device": "cpu", "max_tokens": "4", "renderer_name": "role_colon"},
     "recipes.rubric.generate_data": {"num_train": "4", "num_test": "2"},
-    "recipes.rubric.train_judge": {**RUN, **ROLE_COLON, "batch_size": "2"},
-    "recipes.rubric.train": {**RL, "eval_every": "0"},
-    "recipes.decisions.demo": {**ROLE_COLON, "device": "cpu"},
-    "recipes.decisions.forecasting": {**RUN, **ROLE_COLON, "max_validation_questions": "2"},
-    "recipes.forecasting.data": {},
-    "recipes.forecasting.synthetic": {"num_format_examples": "2"},
-    "recipes.forecasting.train": {**RL, "max_validation_questions": "2"},
+    "recipes.search_tool.train": {"renderer_name": None},
+    "recipes.search_tool.offline_eval": {"renderer_name": None, "max_turns": "2"},
     # Documents that fit into the context of the small model.
     "recipes.rl_numerics_check.train": {
-        **RL,
-        "task.num_pages_min": "1",
-        "task.num_pages_max": "1",
-        "task.page_chars": "40",
+        "task.num_pages_min": "1", "task.num_pages_max": "1", "task.page_chars": "40",
     },
-}
-# Programs without a run's folder.
-WITHOUT_RUN = (
-    "recipes.prompt_distillation.create_data",
-    "recipes.rubric.agreement",
-    "recipes.rubric.debug_env",
-    "recipes.rubric.generate_data",
-    "recipes.decisions.demo",
-    "recipes.forecasting.data",
-    "recipes.forecasting.synthetic",
-    "tinker_cookbook.supervised.data_report",
-)
-WITHOUT_MODEL = (
-    OFFICIAL_SWEEP,
-    "recipes.prompt_distillation.create_data",
-    "recipes.rubric.generate_data",
-    "recipes.forecasting.data",
-    "recipes.forecasting.synthetic",
-)
+}  # fmt: skip
+# The folder of a run or of a sweep.
+PLACES = {"tinker_cookbook.sweep": "log_dir", OFFICIAL_SWEEP: "sweep_dir"}
+
+
+def short_settings(program: str, typed: Container[str] = ()) -> dict[str, str | None]:
+    """Returns settings that make a run short; ``typed`` are the names on the page."""
+    config = config_class_of(importlib.import_module(program).main)
+    known = chz.chz_fields(config) if config is not None else {}
+    values: dict[str, str | None] = {name: text for name, text in SHORT.items() if name in known}
+    if "group_size" in known:
+        values |= {"eval_every": "0"}
+    if "batch_size" in typed and "batch_size" not in known:  # its other name
+        values |= {"batch_size": values.pop("groups_per_batch", None)}
+    return values | SPECIAL.get(program, {})
+
+
 # Text that stands before an example, where a page shows only the part that matters.
 PRELUDES = {
     "docs/evaluations.md": """
@@ -277,7 +251,7 @@ class Reader:
             return self.search_values(command, typed)
         if command.program == "tinker_cookbook.rl.train":
             return self.tool_values()
-        values = dict(SETTINGS[command.program])
+        values = short_settings(command.program, typed)
         for key in typed:
             if key.endswith(("model_name", "model_name_for_tokenizer", "teacher_model")):
                 values[key] = self.model
@@ -291,18 +265,16 @@ class Reader:
                 values[key] = "sums"
             elif typed[key] == "…":
                 values.setdefault(key, "0.001")
-        if command.program not in WITHOUT_MODEL:
+        config = config_class_of(importlib.import_module(command.program).main)
+        known = chz.chz_fields(config) if config is not None else {"model_name": None}
+        if "model_name" in known and command.program != OFFICIAL_SWEEP:
             values.setdefault("model_name", self.model)
         if typed.get("test_size"):
             values["test_size"] = "2"
-        place = str(self.folder / f"run-{self.runs}")
-        if command.program == "tinker_cookbook.sweep":
-            values |= {"lora_rank": "4,8", "log_dir": place}
-        elif command.program == OFFICIAL_SWEEP:
-            values["sweep_dir"] = place
-        elif command.program not in WITHOUT_RUN:
-            values["log_path"] = place
-        return values
+        place = PLACES.get(command.program, "log_path" if "log_path" in known else None)
+        if place is not None:
+            values[place] = str(self.folder / f"run-{self.runs}")
+        return {name: text for name, text in values.items() if text is not None}
 
     def tool_values(self) -> dict[str, str]:
         """Settings of a program that calls tools, with a model whose chat format has them."""
@@ -331,11 +303,11 @@ class Reader:
             (self.folder / "my_questions.jsonl").write_text(text)
             SearchIndex.build(read_corpus(str(documents))).save(self.folder / "wiki_index")
             make_chat_model(Path(model))
-        values = dict(SETTINGS[command.program])
+        values = {}
+        if not command.program.endswith(".index"):
+            values = short_settings(command.program, typed)
         if command.program.endswith(".train"):
-            batch = "batch_size" if "batch_size" in typed else "groups_per_batch"
             values |= {"model_name": model, "log_path": str(self.folder / f"run-{self.runs}")}
-            values[batch] = "2"
         if command.program.endswith(".offline_eval"):
             log_path = self.folder / "search"
             run = Command(command.page, "recipes.search_tool.train", ())
@@ -346,7 +318,7 @@ class Reader:
             values["model_path"] = last["sampler_path"]
         if typed.get("dataset") == "search_r1":  # from the Hub
             values["dataset"] = "my_questions.jsonl"
-        return values
+        return {name: text for name, text in values.items() if text is not None}
 
     def log_folder(self) -> str:
         """Returns the log folder of a short run."""
@@ -357,7 +329,7 @@ class Reader:
         """Returns the ``tinker://`` path of a short run's sampler weights."""
         log_path = self.folder / "teacher"
         if not log_path.exists():
-            settings = {**SETTINGS["recipes.sl_loop"], "model_name": self.model}
+            settings = {**short_settings("recipes.sl_loop"), "model_name": self.model}
             words = [f"{k}={v}" for k, v in {**settings, "log_path": log_path}.items()]
             self.run([sys.executable, "-m", "recipes.sl_loop", *words])
         lines = (log_path / "checkpoints.jsonl").read_text().splitlines()

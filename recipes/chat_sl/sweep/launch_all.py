@@ -112,16 +112,10 @@ async def run_model_sweep(
         log.parent.mkdir(parents=True, exist_ok=True)
         print(f"{cfg.model_name}: started, output in {log}", flush=True)
         with log.open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *command, stdout=output, stderr=asyncio.subprocess.STDOUT
-            )
-            try:
-                status = await process.wait()
-            finally:
-                if process.returncode is None:
-                    process.terminate()
-        print(f"{cfg.model_name}: {'done' if status == 0 else f'failed, see {log}'}", flush=True)
-        return cfg.model_name, status == 0
+            process = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=output)
+            done = await process.wait() == 0
+        print(f"{cfg.model_name}: {'done' if done else f'failed, see {log}'}", flush=True)
+        return cfg.model_name, done
 
 
 async def run_all(
