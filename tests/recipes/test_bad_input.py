@@ -129,16 +129,6 @@ def test_a_log_path_that_cannot_be_written(refused, recipe_runs):
     assert "log_path=" in message
     assert "cannot be written: Not a directory" in message
     assert "choose another folder" in message
-    message = refused(f"log_path={recipe_runs.folder / 'train.jsonl'}")
-    assert "is a file; expected a folder" in message
-
-
-def test_a_metrics_file_that_is_none(refused, recipe_runs):
-    folder = recipe_runs.folder / "device"
-    folder.mkdir()
-    (folder / "metrics.jsonl").symlink_to("/dev/full")  # endless when read
-    message = refused(name="device", behavior="resume")
-    assert "metrics.jsonl: got a folder, device or pipe, expected a regular file" in message
 
 
 # --- data ------------------------------------------------------------------------------------

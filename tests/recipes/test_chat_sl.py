@@ -1,13 +1,11 @@
-"""recipes.chat_sl: named datasets by local copies, own files, and a run with the story model."""
+"""recipes.chat_sl: named datasets by local copies, own files, and evaluations."""
 
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pytest
-from recipe_runs import RecipeRuns, finish
 
 from recipes.chat_sl import chat_datasets, train
 from recipes.start import example_data
@@ -102,34 +100,7 @@ def test_inline_evaluations(stories_model):
         train.get_infrequent_evaluator_builders("gsm9k", "role_colon", stories_model)
 
 
-def test_defaults_are_those_of_the_original(stories_model):
-    cli = parse_arguments(train.CLIConfig, [])
-    named = ("dataset", "learning_rate", "lr_schedule", "num_epochs", "lora_rank", "batch_size")
-    assert [getattr(cli, key) for key in named] == ["no_robots", 1e-4, "linear", 1, 32, 256]
-    named = ("save_every", "eval_every", "infrequent_eval_every", "rolling_save_every")
-    assert [getattr(cli, key) for key in named] == [20, 20, 100, 0]
-    assert (cli.max_length, cli.inline_evals, cli.rolling_ttl_seconds) == (16384, None, 7200)
-    # The context of the model is shorter than the default.
-    cli = parse_arguments(
-        train.CLIConfig, [f"model_name={stories_model}", "renderer_name=role_colon"]
-    )
+def test_the_context_of_the_model_may_be_shorter_than_the_default(stories_model):
+    given = [f"model_name={stories_model}", "renderer_name=role_colon"]
+    cli = parse_arguments(train.CLIConfig, given)
     assert cli.resolved().dataset_builder.common_config.max_length == 512
-
-
-@pytest.mark.slow  # one process of some 20 seconds
-def test_a_run_on_a_folder_in_place_of_a_hub_dataset(tmp_path, stories_model):
-    rows = [json.loads(line) for line in example_data("conversations.jsonl").open()]
-    pairs = [{"prompt": r["messages"][:-1], "completion": r["messages"][-1:]} for r in rows[:24]]
-    data = tmp_path / "data"
-    data.mkdir()
-    for split, part in (("train", pairs[:20]), ("test", pairs[20:])):
-        (data / f"{split}.jsonl").write_text("\n".join(map(json.dumps, part)))
-    runs = RecipeRuns(tmp_path, stories_model, "recipes.chat_sl.train")
-    words = [word for word in runs.arguments("run") if not word.startswith("dataset_path=")]
-    command = [sys.executable, "-m", runs.recipe, *words, f"dataset={data}", "eval_every=5"]
-    finished = finish(runs.start(command))
-    assert finished.returncode == 0, finished.stderr[-2000:]
-    assert "20 rows, prompt/completion layout, columns prompt, completion" in finished.stdout
-    metrics = runs.rows("run")
-    assert [row["step"] for row in metrics if "test/nll" in row] == [0, 5, 10]
-    assert metrics[-1]["test/nll"] < metrics[0]["test/nll"]

@@ -135,13 +135,6 @@ def test_the_command_is_a_sweep_of_the_recipe(sweep_command, tmp_path, capsys):
     assert "best for rank 8: learning_rate=0.0001 (test/nll 0.0008)" in capsys.readouterr().out
 
 
-def test_other_recipes_have_their_own_settings_and_metric(sweep_command):
-    words = sweep_command("recipe=math_rl", "base.groups_per_batch=50", "base.model_name=m")
-    assert words[0] == "tinker_cookbook.recipes.math_rl.train"
-    assert {"groups_per_batch=50", "max_steps=2000"} <= set(words)
-    assert not any(word.startswith("metric=") for word in words)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

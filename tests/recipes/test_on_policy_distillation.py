@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,8 +21,6 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.config import load_config
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
-JSON_LOGGER = "tinker_cookbook.run.loggers:append_row"
-STORE_RENAME = "tinker_cookbook.engine.checkpoints.files:replace_folder"
 SCORED = "tinker_cookbook.distillation.on_policy_teachers:add_reverse_kl"
 GROUP_DONE = "tinker_cookbook.rl.loop.sources:RolloutWorker.count"
 
@@ -87,9 +83,7 @@ def runs(tmp_path_factory, stories_model):
     ("point", "count", "when"),
     [
         pytest.param(SCORED, 4, "after", id="when the teacher has scored"),
-        pytest.param(JSON_LOGGER, 5, "after", id="before its checkpoint"),
         pytest.param(GROUP_DONE, 20, "after", id="while sampling"),
-        pytest.param(STORE_RENAME, 2, "after", id="before a line"),
     ],
 )
 def test_killed_and_resumed_equals_never_killed(runs, request, point, count, when):
@@ -99,32 +93,6 @@ def test_killed_and_resumed_equals_never_killed(runs, request, point, count, whe
 
 
 # --- the recipes -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        "recipes.distillation.on_policy_distillation",
-        "tinker_cookbook.recipes.distillation.on_policy_multi_teacher",
-    ],
-)
-def test_help_loads_nothing_heavy(module):
-    code = f"""
-import runpy, sys
-sys.argv = [{module!r}, "--help"]
-try:
-    runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
-except SystemExit as end:
-    assert end.code == 0
-heavy = ("torch", "transformers", "datasets", "tinker", "peft")
-print("LOADED", *(name for name in heavy if name in sys.modules))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "teacher_prompt" in done.stdout
-    assert done.stdout.strip().endswith("LOADED")
 
 
 def settings(*arguments, of=on_policy_distillation):
@@ -178,14 +146,6 @@ def test_two_teachers_by_default_and_by_name(stories_model):
     assert config.dataset_configs[1].teacher_config.system_prompt == "Be odd."
     assert isinstance(config.dataset_configs[1].dataset_builder, PromptOnlyDatasetBuilder)
     assert TeacherSettings().dataset == "sums"
-
-
-def test_a_student_with_a_checkpoint_is_its_own_teacher_as_it_is_there(stories_model):
-    start = "load_checkpoint_path=tinker://a/weights/b"
-    config = settings(f"model_name={stories_model}", start).resolved()
-    (part,) = config.dataset_configs
-    assert part.teacher_config.load_checkpoint_path == "tinker://a/weights/b"
-    assert "{answer}" in part.teacher_config.answer_hint
 
 
 @pytest.mark.parametrize(

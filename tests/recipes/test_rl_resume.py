@@ -19,7 +19,6 @@ pytestmark = pytest.mark.slow
 STORIES = REPO / "tests" / "unit" / "rl"  # where animal_stories.py is
 
 JSON_LOGGER = "tinker_cookbook.run.loggers:append_row"
-CHECKPOINT_LINE = "tinker_cookbook.run.checkpoints:append_row"
 STORE_RENAME = "tinker_cookbook.engine.checkpoints.files:replace_folder"
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 QUEUE = "tinker_cookbook.rl.loop.async_source:write_queue"
@@ -27,12 +26,10 @@ EVALUATE = "tinker_cookbook.training.session:run_evaluators"
 GROUP_DONE = "tinker_cookbook.rl.loop.sources:RolloutWorker.count"
 
 KILL_POINTS = [
-    pytest.param(OPTIM_STEP, 3, "after", id="before the first checkpoint"),
     pytest.param(GROUP_DONE, 14, "after", id="in the middle of sampling"),
     pytest.param(OPTIM_STEP, 7, "after", id="between two substeps"),
     pytest.param(JSON_LOGGER, 5, "after", id="between a row and its checkpoint"),
     pytest.param(STORE_RENAME, 2, "after", id="before a line"),
-    pytest.param(CHECKPOINT_LINE, 1, "after", id="right after a line"),
     pytest.param(EVALUATE, 3, "before", id="at the last evaluation"),
 ]
 
