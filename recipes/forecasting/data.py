@@ -308,7 +308,7 @@ class MarketSettings(MarketFile):
         if self.data_path is None and self.data == "synthetic":
             from tinker_cookbook.recipes.forecasting.synthetic import synthetic_markets
 
-            return synthetic_markets(seed=0)
+            return synthetic_markets()
         return super().csv_file()
 
 

@@ -30,13 +30,7 @@ from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 WRITE_DIR = "/tmp/tinker-examples/markets"
-TRUE_PROBABILITIES = {
-    "unlikely": 0.1,
-    "doubtful": 0.3,
-    "open": 0.5,
-    "likely": 0.7,
-    "certain": 0.9,
-}
+TRUE_PROBABILITIES = {"unlikely": 0.1, "doubtful": 0.3, "open": 0.5, "likely": 0.7, "certain": 0.9}
 """Frequency of YES among markets with this forecast."""
 OPTIMISM = 0.3
 CITIES = ("Rome", "Paris", "Oslo", "Lima", "Cairo", "Tokyo", "Quito", "Delhi")
@@ -49,9 +43,6 @@ class CLIConfig:
     """Settings of the program."""
 
     write_dir: str = chz.field(default=WRITE_DIR, doc="Folder of the files")
-    num_markets: int = chz.field(default=2000, doc="Markets")
-    num_format_examples: int = chz.field(default=1600, doc="Biased forecasts for format.jsonl")
-    seed: int = chz.field(default=0, doc="Seed of the markets")
 
 
 def best_reward() -> float:
@@ -62,17 +53,16 @@ def best_reward() -> float:
 
 def true_probability(example: ForecastExample) -> float:
     """Returns how often a market with this source resolves YES."""
-    (found,) = [
+    return next(
         p
         for word, p in TRUE_PROBABILITIES.items()
         if f"It is {word}." in example.reference_material
-    ]
-    return found
+    )
 
 
-def synthetic_markets(write_dir: str = WRITE_DIR, num_markets: int = 2000, seed: int = 0) -> Path:
+def synthetic_markets(write_dir: str = WRITE_DIR, num_markets: int = 2000) -> Path:
     """Writes ``markets.csv`` and returns its path; the same content for the same arguments."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
@@ -104,9 +94,9 @@ def synthetic_markets(write_dir: str = WRITE_DIR, num_markets: int = 2000, seed:
     return path
 
 
-def write_format_examples(markets: Path, count: int, seed: int) -> Path:
+def write_format_examples(markets: Path, count: int = 1600) -> Path:
     """Writes conversations in which the optimist forecasts, in steps of 0.1."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     examples = load_prophet_arena_examples(markets)
     lines = []
     for _ in range(count):
@@ -124,10 +114,9 @@ def write_format_examples(markets: Path, count: int, seed: int) -> Path:
 
 def main(config: CLIConfig) -> None:
     """Writes the markets and the conversations that teach the format."""
-    markets = synthetic_markets(config.write_dir, config.num_markets, config.seed)
-    taught = write_format_examples(markets, config.num_format_examples, config.seed)
-    print(f"{config.num_markets} markets in {markets}; best Brier reward {best_reward():.3f}")
-    print(f"{config.num_format_examples} conversations in {taught}")
+    markets = synthetic_markets(config.write_dir)
+    print(f"markets: {markets}; best Brier reward {best_reward():.3f}")
+    print(f"conversations: {write_format_examples(markets)}")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ RUN = {"device": "cpu", "dtype": "float32", "lora_rank": "4", "max_steps": "1"}
 SHORT = {
     **RUN, "num_steps": "1", "renderer_name": "role_colon", "batch_size": "2",
     "groups_per_batch": "2", "group_size": "2", "max_tokens": "4", "num_test": "2",
-    "max_validation_questions": "2", "max_queries": "8", "num_format_examples": "2",
+    "max_validation_questions": "2", "max_queries": "8",
     "rl_batch_size": "2", "rl_group_size": "2", "rl_max_tokens": "4",
 }  # fmt: skip
 # None: the program's own default.

@@ -77,7 +77,7 @@ def test_synthetic_markets_resolve_as_often_as_they_should(tmp_path):
     assert synthetic.best_reward() == pytest.approx(0.83)
     again = synthetic.synthetic_markets(str(tmp_path / "again"), num_markets=4000)
     assert path.read_bytes() == again.read_bytes()
-    taught = synthetic.write_format_examples(path, 20, seed=0).read_text().splitlines()
+    taught = synthetic.write_format_examples(path, 20).read_text().splitlines()
     answers = [json.loads(line)["messages"][1]["content"] for line in taught]
     assert all(parse_forecast(answer) is not None for answer in answers)
 
