@@ -82,14 +82,13 @@ class CLIConfig(OnPolicySettings):
 
     def build_dataset(self) -> list[DistillationDatasetConfig]:
         """Returns both datasets with their teachers."""
-        parts = {"first.": self.part("first", "deepmath"), "second.": self.part("second", "tulu3")}
+        parts = self.part("first", "deepmath"), self.part("second", "tulu3")
         return [
             dataset_with_teacher(
                 chz.replace(self, groups_per_batch=part.groups_per_batch or self.groups_per_batch),
                 part,
-                where,
             )
-            for where, part in parts.items()
+            for part in parts
         ]
 
 

@@ -117,9 +117,9 @@ class OnPolicySettings(OnPolicyLoopSettings):
 
 
 def dataset_with_teacher(
-    cli: OnPolicySettings, settings: TeacherSettings, where: str = ""
+    cli: OnPolicySettings, settings: TeacherSettings
 ) -> DistillationDatasetConfig:
-    """Builds a dataset with its teacher; errors put ``where`` before the names of settings."""
+    """Builds a dataset with its teacher."""
     name = settings.dataset
     check_dataset_name(name, DATASETS)
     # The teacher is by default the student before training, from its checkpoint if it has one.
@@ -128,7 +128,7 @@ def dataset_with_teacher(
         base_model=settings.teacher_model or cli.model_name,
         load_checkpoint_path=settings.teacher_checkpoint or own_start,
         renderer_name=settings.teacher_renderer_name,
-        **_own_prompt(settings, where),
+        **_own_prompt(settings),
     )
     prompts: RLDatasetBuilder
     if name == SUMS:
@@ -141,7 +141,7 @@ def dataset_with_teacher(
     )
 
 
-def _own_prompt(settings: TeacherSettings, where: str) -> dict[str, Any]:
+def _own_prompt(settings: TeacherSettings) -> dict[str, Any]:
     """Returns the teacher's own prompt: the settings, or a default where nothing else is set."""
     own = {
         "system_prompt": text_or_file(settings.teacher_prompt),
@@ -161,9 +161,8 @@ def _own_prompt(settings: TeacherSettings, where: str) -> dict[str, Any]:
     if settings.dataset == EXAMPLE:
         return {"system_prompt": BRIEF}
     raise ConfigurationError(
-        f"{where}teacher_model, {where}teacher_checkpoint, {where}teacher_prompt: got none with "
-        f"{where}dataset={settings.dataset}, so the teacher would be the student itself; expected "
-        "one of them"
+        f"teacher_model, teacher_checkpoint, teacher_prompt: got none with dataset="
+        f"{settings.dataset}, so the teacher would be the student itself; expected one of them"
     )
 
 
