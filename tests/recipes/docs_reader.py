@@ -70,12 +70,17 @@ SPECIAL: dict[str, dict[str, str | None]] = {
 PLACES = {"tinker_cookbook.sweep": "log_dir", OFFICIAL_SWEEP: "sweep_dir"}
 
 
+def known_settings(program: str) -> Container[str]:
+    """Returns the settings of a program; without a config only a model."""
+    config = config_class_of(getattr(importlib.import_module(program), "main", None))
+    return {"model_name"} if config is None else chz.chz_fields(config)
+
+
 def short_settings(program: str, typed: Container[str] = ()) -> dict[str, str | None]:
     """Returns settings that make a run short; ``typed`` are the names on the page."""
-    config = config_class_of(importlib.import_module(program).main)
-    known = chz.chz_fields(config) if config is not None else {}
+    known = known_settings(program)
     values: dict[str, str | None] = {name: text for name, text in SHORT.items() if name in known}
-    if "group_size" in known:
+    if "group_size" in known and "eval_every" in known:
         values |= {"eval_every": "0"}
     if "batch_size" in typed and "batch_size" not in known:  # its other name
         values |= {"batch_size": values.pop("groups_per_batch", None)}
@@ -265,8 +270,7 @@ class Reader:
                 values[key] = "sums"
             elif typed[key] == "…":
                 values.setdefault(key, "0.001")
-        config = config_class_of(importlib.import_module(command.program).main)
-        known = chz.chz_fields(config) if config is not None else {"model_name": None}
+        known = known_settings(command.program)
         if "model_name" in known and command.program != OFFICIAL_SWEEP:
             values.setdefault("model_name", self.model)
         if typed.get("test_size"):
@@ -301,6 +305,7 @@ class Reader:
             rows = [{"question": f"Who {i}?", "answer": "Ada"} for i in range(4)]
             text = "".join(json.dumps(row) + "\n" for row in rows)
             (self.folder / "my_questions.jsonl").write_text(text)
+            (self.folder / "wiki_index").mkdir()
             SearchIndex.build(read_corpus(str(documents))).save(self.folder / "wiki_index")
             make_chat_model(Path(model))
         values = {}

@@ -37,6 +37,7 @@ def train_teacher(model: str, name: str = "teacher") -> str:
     import tinker
     from tinker import types
 
+    from tinker_cookbook.supervised.common import datum_from_model_input_weights
     from tinker_cookbook.tokenizer_utils import get_tokenizer
 
     service = connect("local", device="cpu", dtype="float32").service
@@ -47,13 +48,9 @@ def train_teacher(model: str, name: str = "teacher") -> str:
         prompt = tokenizer.encode(opening)
         for said in SAID:
             ids = [*prompt, *tokenizer.encode(said, add_special_tokens=False)]
-            weights = [0.0] * (len(prompt) - 1) + [1.0] * (len(ids) - len(prompt))
-            data.append(
-                tinker.Datum(
-                    model_input=tinker.ModelInput.from_ints(ids[:-1]),
-                    loss_fn_inputs={"target_tokens": ids[1:], "weights": weights},
-                )
-            )
+            weights = [0.0] * len(prompt) + [1.0] * (len(ids) - len(prompt))
+            text = tinker.ModelInput.from_ints(ids)
+            data.append(datum_from_model_input_weights(text, weights))
     for _ in range(4):
         client.forward_backward(data, "cross_entropy")
         client.optim_step(types.AdamParams(learning_rate=2e-3)).result()
