@@ -48,7 +48,7 @@ from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import file_rows
 from tinker_cookbook.supervised.row_images import has_images, with_images
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
-from tinker_cookbook.training.config import TrainingConfig, at_least, number
+from tinker_cookbook.training.config import TrainingConfig, at_least, number, setting
 from tinker_cookbook.training.session import TrainingSession
 
 logger = logging.getLogger(__name__)
@@ -74,17 +74,14 @@ class TeacherConfig:
 
     base_model: str = chz.field(doc="Hub name or local folder of the teacher's base model")
     load_checkpoint_path: str | None = weights_field("sampler_weights", "Weights of the teacher")
-    renderer_name: str | None = chz.field(
-        default=None, doc="Chat format of the teacher; default: the student's"
+    renderer_name: str | None = setting(None, "Chat format of the teacher; default: the student's")
+    system_prompt: str | None = setting(None, "System prompt of the teacher only")
+    convo_prefix: list[Message] | None = setting(
+        None, "Messages, such as examples, before the conversation; for the teacher only"
     )
-    system_prompt: str | None = chz.field(default=None, doc="System prompt of the teacher only")
-    convo_prefix: list[Message] | None = chz.field(
-        default=None,
-        doc="Messages, such as examples, before the conversation; for the teacher only",
-    )
-    answer_hint: str | None = chz.field(
-        default=None,
-        doc=f"Text after the last user message, for the teacher only; {ANSWER} in it is the "
+    answer_hint: str | None = setting(
+        None,
+        f"Text after the last user message, for the teacher only; {ANSWER} in it is the "
         "problem's reference answer",
     )
 
@@ -129,7 +126,9 @@ class DistillationDatasetConfig:
 
     dataset_builder: RLDatasetBuilder = chz.field(doc="Prompts, or problems with rewards")
     teacher_config: TeacherConfig = chz.field(doc="Teacher of this dataset")
-    groups_per_batch: int = chz.field(doc="Number of groups of this dataset in a batch")
+    groups_per_batch: int = chz.field(
+        validator=at_least(1), doc="Number of groups of this dataset in a batch"
+    )
 
 
 class CompositeDataset(RLDataset):
@@ -279,8 +278,8 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
     group_size: int = chz.field(validator=at_least(1), doc="Answers per prompt")
     model_name_for_tokenizer: str = chz.field(doc="Model that has the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
-    convo_prefix: list[Message] | None = chz.field(
-        default=None, doc="Messages before each prompt, also for the student"
+    convo_prefix: list[Message] | None = setting(
+        None, "Messages before each prompt, also for the student"
     )
     max_prompt_tokens: int | None = number(
         1024, "Skip prompts with more tokens; None: keep all", low=1
@@ -359,10 +358,6 @@ def prompt_of(row: Any, where: str) -> list[Message]:
         raise DataFormatError(f"{where}: messages: got {raw!r}, expected a list as in {_EXPECTED}")
     with data_error(where):
         messages = normalize_messages(with_images(row, raw))
-    contents = [message["content"] for message in messages]
-    parts = itertools.chain.from_iterable(c for c in contents if isinstance(c, list))
-    if any(part["type"] == "audio" for part in parts):
-        raise DataFormatError(f"{where}: got audio, expected text or images as in {_EXPECTED}")
     # The student answers the last user message: drop everything after it.
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not users or not get_text_content(messages[users[-1]]).strip():

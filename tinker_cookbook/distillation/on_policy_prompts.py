@@ -1,8 +1,8 @@
 """Teachers of on-policy distillation with another prompt than the student's.
 
 A teacher may have another chat format than the student, or another prompt: a system prompt,
-examples, a hint at the answer. It scores the student's tokens after that prompt. Only the tokens
-that end an answer are translated, because they depend on the chat format.
+examples, a hint at the answer. It scores the student's tokens after that prompt. Only the stop
+token of an answer is translated, because it depends on the chat format.
 """
 
 from __future__ import annotations
@@ -25,11 +25,8 @@ from tinker_cookbook.rl.types import (
     Trajectory,
     Transition,
 )
-from tinker_cookbook.tokenizer_utils import decode_exactly
 
 _TAG = "dataset_"
-
-_LONGEST_TOKEN = 64  # characters; text may follow the stop string within its last token
 
 
 @dataclass(frozen=True)
@@ -90,37 +87,16 @@ class AnswerEndings:
     """Translates end-of-answer tokens to the teacher's chat format; keeps other tokens."""
 
     def __init__(self, student: Renderer, teacher: Renderer) -> None:
-        self._student, self._teacher = student, teacher
-        self._stops = student.get_stop_sequences()
+        self._teacher, self._stops = teacher, student.get_stop_sequences()
         self._same = self._stops == teacher.get_stop_sequences()
 
     def translate(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Returns the number of end-of-answer tokens, and the teacher's tokens for them."""
-        if self._same or not tokens:
+        """Returns the number of stop tokens (0 or 1), and the teacher's tokens for them."""
+        # Stop strings are part of the text, which the teacher reads as it is.
+        if self._same or not tokens or tokens[-1] not in self._stops:
             return 0, []
-        # A stop token is exactly the last token.
-        if tokens[-1] in self._stops:
-            return 1, self._ending("")
-        # If the stop is a string, its first token may also contain the end of the answer. Then the
-        # teacher's tokens begin with that text.
-        texts = [stop for stop in self._stops if isinstance(stop, str)]
-        # Decode endings of increasing length; a longer ending cannot begin with a stop string.
-        longest = max(map(len, texts), default=0) + _LONGEST_TOKEN
-        for count in range(1, len(tokens) + 1):
-            tail = decode_exactly(self._student.tokenizer, tokens[-count:])
-            stop = next((text for text in texts if text in tail), None)
-            if stop is not None:
-                return count, self._ending(tail.partition(stop)[0])
-            if len(tail) > longest:
-                break
-        return 0, []
-
-    def _ending(self, text: str) -> list[int]:
         stop = self._teacher.get_stop_sequences()[0]
-        encode = self._teacher.codec.encode
-        if isinstance(stop, str):
-            return list(encode(text + stop))
-        return [*encode(text), stop]
+        return 1, list(self._teacher.codec.encode(stop)) if isinstance(stop, str) else [stop]
 
     def to_teacher(self, trajectory: Trajectory) -> Trajectory:
         """Returns the trajectory with the teacher's prompts and end-of-answer tokens."""
@@ -132,8 +108,8 @@ class AnswerEndings:
                     "start a new run, or use the earlier teacher settings"
                 )
             count, ending = self.translate(turn.ac.tokens)
-            # The teacher does not expect the stop token of another format: without translation, the
-            # ending would have a large KL for every answer.
+            # The teacher does not expect the stop token of another format, so without translation
+            # it would have a large KL in every answer.
             tokens = [*turn.ac.tokens[: len(turn.ac.tokens) - count], *ending]
             ob = turn.ob if turn.teacher_ob is None else turn.teacher_ob
             # Placeholder zeros: the teacher's log-probabilities are computed later.
@@ -155,12 +131,8 @@ class AnswerEndings:
             out.append(values[start : start + body])
             start += body
             if count:
-                # An ending may have a different number of tokens in the teacher's format. So the
-                # difference between student and teacher over the whole ending is divided evenly
-                # among the student's tokens.
-                sampled = np.asarray(turn.ac.logprobs[body:], dtype=np.float64)
-                score = float(values[start : start + len(ending)].sum())
-                out.append(sampled - (float(sampled.sum()) - score) / count)
+                # The stop may be several tokens in the teacher's format: their sum is its score.
+                out.append(np.array([values[start : start + len(ending)].sum()]))
                 start += len(ending)
         return np.concatenate(out)
 

@@ -52,7 +52,6 @@ from tinker_cookbook.rl.loop.adjuster import (
 )
 from tinker_cookbook.rl.metrics import (
     add_to_advantages,
-    check_penalty,
     sampled_logprobs,
     trained_values,
 )
@@ -144,7 +143,6 @@ class TeacherSignal(AdvantageAdjuster):
         reward_coef: float = 1.0,
         center: bool = False,
     ) -> None:
-        check_penalty(coef, discount)
         self._center = center
         self._teachers = list(teachers)
         self._coef, self._discount, self._reward_coef = coef, discount, reward_coef

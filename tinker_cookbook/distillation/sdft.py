@@ -55,7 +55,7 @@ from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective,
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import prepared
+from tinker_cookbook.training.config import prepared, setting
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -79,14 +79,14 @@ __getattr__ = official_names(__name__)
 class Config(SDFTSettings, BatchConfig):
     """Settings of a run of self-distillation."""
 
-    dataset_builder: SupervisedDatasetBuilder | None = chz.field(  # type: ignore[assignment]
-        default=None, doc="Demonstrations; None if main gets a provider"
+    dataset_builder: SupervisedDatasetBuilder | None = setting(  # type: ignore[assignment]
+        None, "Demonstrations; None if main gets a provider"
     )
 
     learning_rate: float | None = 2e-5
     lora_rank: int = 128
-    loss_fn: str = chz.field(
-        default="cross_entropy", doc="Has no effect: it is for topk=0, which is not supported"
+    loss_fn: str = setting(
+        "cross_entropy", "Has no effect: it is for topk=0, which is not supported"
     )
     eval_every: int = 20
 
@@ -172,8 +172,7 @@ async def _train(
         )
     if sdft_dataset is None:
         assert isinstance(cfg.dataset_builder, DemonstrationBuilder)
-        source = DemonstrationTexts(cfg.dataset_builder, cfg, cfg.context)
-        await asyncio.to_thread(source.check)
+        source = DemonstrationTexts(cfg.dataset_builder, cfg)
         data = None
     else:
         name, _ = model_info.resolve_renderer_name(cfg.model_name, cfg.renderer_name)
@@ -209,7 +208,6 @@ class SelfDistillation(Objective):
         self._config, self._session, self._source = config, session, source
         self._tokenizer = get_tokenizer(config.model_name)
         self._teacher: tuple[int, SamplingClient] | None = None
-        self._warned = False
         self.shown = "sdft/reverse_kl_mean" if config.reverse else "sdft/cross_entropy"
 
     async def prepare(self, step: int, data: list[tinker.Datum]) -> Batch:
@@ -239,14 +237,6 @@ class SelfDistillation(Objective):
             config.skip_first_n_tokens,
             config.teacher_concurrency,
         )
-        truncated = int(metrics["sdft/teacher_truncated_count"])
-        if truncated and not self._warned:
-            self._warned = True
-            self._session.print(
-                f"{truncated} answers of a batch are too long for the teacher with its prompt: "
-                f"tokens beyond {config.context} get no targets; further ones are only counted "
-                "(sdft/teacher_truncated_count)"
-            )
         # The mask is 1 on the answer's tokens.
         lengths = [datum.loss_fn_inputs["mask"].to_numpy().sum() for datum in answers]
         metrics["sdft/answer_tokens"] = float(sum(lengths)) / len(lengths)

@@ -36,7 +36,7 @@ from tinker_cookbook.eval.evaluators import (
     TrainingClientEvaluator,
     forward_logprobs,
 )
-from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective, train_batches
 from tinker_cookbook.supervised.data import trained_batch
@@ -49,7 +49,7 @@ from tinker_cookbook.supervised.types import (
     SupervisedDatasetBuilder,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import number, prepared
+from tinker_cookbook.training.config import number, prepared, setting
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -166,19 +166,10 @@ class DatasetWithTeacher:
 
     dataset_builder: SupervisedDatasetBuilder = chz.field(doc="Texts to train on")
     teacher_config: TeacherConfig = chz.field(doc="Teacher that provides the targets")
-    weight: float = chz.field(
-        default=1.0, doc="Share of each batch, relative to the other datasets"
-    )
-
-    @property
-    def max_length(self) -> int | None:
-        """Maximum tokens of its examples, if known."""
-        builder = self.dataset_builder
-        chat = isinstance(builder, ChatDatasetBuilder)
-        return builder.common_config.max_length if chat else None
+    weight: float = setting(1.0, "Share of each batch, relative to the other datasets")
 
     def check(self, model_name: str, where: str) -> None:
-        """Raises ``ConfigurationError`` for a teacher with other tokens or too short a context."""
+        """Raises ``ConfigurationError`` for a teacher with other tokens."""
         if isinstance(self.dataset_builder, ChatDatasetBuilder):
             self.dataset_builder.common_config.check()
         teacher = self.teacher_config
@@ -190,18 +181,7 @@ class DatasetWithTeacher:
                 "expected none: the teacher reads the example's tokens; train_on_policy supports "
                 "teachers with other prompts"
             )
-        setting = f"{where}.teacher_config.base_model"
-        try:
-            check_same_vocabulary(model_name, teacher.base_model, setting)
-        except ModelNotFoundError as error:
-            raise ModelNotFoundError(f"{setting}: {error}") from error
-        # The API scores a prompt only while sampling, so the context needs one more token.
-        context, longest = model_info.resolve_max_length(teacher.base_model, None), self.max_length
-        if context is not None and longest is not None and longest >= context:
-            raise ConfigurationError(
-                f"{where}: max_length is {longest}, expected less than {context}, the context of "
-                f"the teacher {teacher.base_model}: it needs one more token than the example"
-            )
+        check_same_vocabulary(model_name, teacher.base_model, f"{where}.teacher_config.base_model")
 
 
 @chz.chz
@@ -241,11 +221,9 @@ class Config(BatchConfig):
     """Settings of a run of off-policy distillation."""
 
     dataset_configs: list[DatasetWithTeacher] = chz.field(doc="Datasets and their teachers")
-    n_teacher_targets: int = chz.field(
-        default=20, doc="Targets per position: the teacher's most probable tokens"
-    )
+    n_teacher_targets: int = setting(20, "Targets per position: the teacher's most probable tokens")
     teacher_concurrency: int = number(64, "Examples that teachers score concurrently", low=1)
-    batch_size: int = chz.field(default=64, doc="Examples per step, over all datasets")
+    batch_size: int = setting(64, "Examples per step, over all datasets")
     save_every: int = number(10, "Steps between checkpoints; 0: never")
     eval_every: int = number(20, "Steps between evaluations; 0: never")
     dataset_builder: SupervisedDatasetBuilder = chz.field(
@@ -280,8 +258,7 @@ class OffPolicy(Objective):
     """Cross-entropy to the distributions of the teachers ``clients`` on fixed texts.
 
     Metrics: those of :func:`distance_metrics`; with several datasets,
-    ``teacher/forward_kl/dataset_I``; and ``num_cut``, the number of examples of their dataset's
-    ``max_length``, which may be truncated.
+    ``teacher/forward_kl/dataset_I``.
     """
 
     shown = "teacher/cross_entropy"
@@ -289,7 +266,6 @@ class OffPolicy(Objective):
     def __init__(self, config: Config, clients: Sequence[SamplingClient]) -> None:
         self._config, self._clients = config, clients
         self._tokenizer = get_tokenizer(config.model_name)
-        self._max_lengths = [part.max_length for part in config.dataset_configs]
 
     async def score(self, data: Sequence[tinker.Datum]) -> list[SoftDatum]:
         """Returns each numbered datum with the targets of its dataset's teacher."""
@@ -319,12 +295,7 @@ class OffPolicy(Objective):
         soft, numbers = batch.prepared
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
         metrics: Metrics = dict(distance_metrics(soft, logprobs))
-        # An example of max_length tokens has one input position fewer.
-        metrics["num_cut"] = sum(
-            datum.model_input.length + 1 == self._max_lengths[number]
-            for datum, number in zip(batch.data, numbers, strict=True)
-        )
-        for dataset in sorted(set(numbers)) if len(self._max_lengths) > 1 else ():
+        for dataset in sorted(set(numbers)) if len(self._clients) > 1 else ():
             own = [i for i, other in enumerate(numbers) if other == dataset]
             part = distance_metrics([soft[i] for i in own], [logprobs[i] for i in own])
             metrics[f"teacher/forward_kl/dataset_{dataset}"] = part["teacher/forward_kl"]

@@ -21,7 +21,7 @@ from tinker_cookbook.official.rl_loops import CallerSession, CallerWorker, run_l
 from tinker_cookbook.official.rl_steps import print_group, train_on_data
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.loop.sources import BatchSource, problem_batches
-from tinker_cookbook.rl.metrics import check_penalty, trained_values
+from tinker_cookbook.rl.metrics import trained_values
 from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
 from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from tinker_cookbook.run.loggers import Logger
@@ -42,7 +42,6 @@ async def incorporate_kl_penalty(
     Changes ``data_D``; each datum has a teacher and the index of a dataset. Returns ``teacher_kl``
     and ``teacher_kl/dataset_i`` (see ``on_policy_teachers``); empty if no token is trained.
     """
-    check_penalty(kl_penalty_coef, kl_discount_factor)
     scores: dict[int, np.ndarray] = {}
 
     async def score(client: SamplingClient) -> None:

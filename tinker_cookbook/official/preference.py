@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import numpy as np
-
 from tinker_cookbook.backends import SamplingClient, ServiceClient, TrainingClient
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.eval.evaluators import Evaluator
@@ -60,7 +58,7 @@ def compute_dpo_loss(
     chosen = dpo_beta * (stack([*chosen_logprobs]) - stack([*chosen_ref_logprobs]))
     rejected = dpo_beta * (stack([*rejected_logprobs]) - stack([*rejected_ref_logprobs]))
     rewards = [side.detach().cpu().double().numpy() for side in (chosen, rejected)]
-    metrics = reward_metrics(loss, rewards[0], rewards[1], np.ones(len(rewards[0])))
+    metrics = reward_metrics(loss, rewards[0], rewards[1])
     return loss.of_rewards(chosen - rejected).mean(), metrics
 
 

@@ -183,11 +183,13 @@ async def run_loop(
 ) -> None:
     """Runs the iterations over the caller's session; arguments as in :func:`do_sync_training`."""
     session.total_steps = num_batches
+    # It has what the loop and its reporter use of a session.
+    own: Any = session
     with (
         reporting_activity(),
-        Reporter(session.config, session, session.progress, tokenizer) as reporter,
+        Reporter(session.config, own, session.progress, tokenizer) as reporter,
     ):
-        loop = Loop(session.config, session, source, reporter, adjuster, session.record)
+        loop = Loop(session.config, own, source, reporter, adjuster, session.record)
         # The source cancels running groups before the last evaluation.
         async with source:
             await loop.run(session.end_step)

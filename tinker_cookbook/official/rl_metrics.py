@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tinker_cookbook.backends import SamplingClient
-from tinker_cookbook.rl.metrics import add_penalty, check_penalty, post_kl_metrics
+from tinker_cookbook.rl.metrics import add_penalty, post_kl_metrics
 from tinker_cookbook.utils.cost_estimation import TokenUsage
 from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.model_inputs import whole_sequence
@@ -32,7 +32,6 @@ async def incorporate_kl_penalty(
 
     Returns the metric ``kl_policy_base`` (nothing if no token is trained) and the scored tokens.
     """
-    check_penalty(kl_penalty_coef, kl_discount_factor)
     base_D, usage = await _score(base_sampling_client, data_D)
     mean, _ = add_penalty(data_D, base_D, kl_penalty_coef, kl_discount_factor)
     return {"kl_policy_base": mean.mean} if mean.count else {}, usage

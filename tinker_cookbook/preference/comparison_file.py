@@ -90,8 +90,6 @@ def comparison_of_row(row: Any) -> LabeledComparison | None:
                 "prompt_conversation, completion_A and completion_B"
             )
         others = {key: row[key] for key in row.keys() - {"comparison", "label"}}
-        if twice := others.keys() & comparison.keys():
-            raise DataFormatError(f"{min(twice)}: got it twice, also in comparison; leave one out")
         pair = _pair({**others, **comparison}, _COMPLETIONS)
         return None if pair is None else replace(pair, label=row.get("label"))
     except RendererError as error:
@@ -145,16 +143,9 @@ def _pair(
 def _checked(messages: list[Any], place: str) -> list[Message]:
     """Returns normalised messages; raises RendererError that starts with ``place``."""
     try:
-        normal = checked_messages(messages)
+        return checked_messages(messages)
     except RendererError as error:
         raise RendererError(f"{place}: {error}") from error
-    for i, message in enumerate(normal):
-        if message.get("trainable") is False and place in (*_SIDES, *_COMPLETIONS):
-            raise RendererError(
-                f"{place}: messages[{i}]: got trainable: false, but all assistant messages of an "
-                "answer are trained; expected it in the prompt"
-            )
-    return normal
 
 
 def _has_prompt(answer: list[Any]) -> bool:

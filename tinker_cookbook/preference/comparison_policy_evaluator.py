@@ -13,7 +13,7 @@ from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.eval.statistics import wilson_interval
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.preference.comparison import Comparison
 from tinker_cookbook.preference.preference_model import PreferenceModel
 from tinker_cookbook.renderers import Message, get_renderer, get_text_content
@@ -54,8 +54,6 @@ class ComparisonEvaluator(SamplingClientEvaluator):
     ) -> None:
         if not comparisons:
             raise DataValidationError("comparisons: got none, expected at least one")
-        if max_concurrency < 1:
-            raise ConfigurationError(f"max_concurrency: got {max_concurrency}, expected at least 1")
         self.preference_model_builder = preference_model_builder
         self.comparisons = list(comparisons)
         self.renderer = get_renderer(renderer_name, get_tokenizer(model_name_for_tokenizer))

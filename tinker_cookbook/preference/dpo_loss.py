@@ -12,8 +12,7 @@ simpo      ``-log sigmoid(beta (mean lp_chosen - mean lp_rejected) - gamma)``: m
            answer's tokens, and no reference                                (arXiv 2405.14734)
 =========  ===================================================================================
 
-The loss of a batch is the mean over its pairs. A datum's weights are the weight of its pair, which
-may be less than 1 (0.5 for each order of a tie).
+The loss of a batch is the mean over its pairs.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, nearest
+from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.utils.imports import tinker, torch
 
 PairLossName = Literal["dpo", "ipo", "simpo"]
@@ -83,55 +82,36 @@ class PairLoss:
         return loss - smoothing * log_sigmoid(-difference) if smoothing else loss
 
 
-@dataclass(frozen=True)
-class PairBatch:
-    """P pairs as 2P datums, alternating chosen and rejected, and the reference's log-probability
-    of each answer [2P], zeros without a reference.
-    """
-
-    data: Sequence[tinker.Datum]
-    reference: npt.NDArray[np.float64]
-
-    def __post_init__(self) -> None:
-        if len(self.data) % 2 or len(self.reference) != len(self.data):
-            raise DataValidationError(
-                f"data: got {len(self.data)} datums and {len(self.reference)} reference "
-                "log-probabilities, expected the same even number of both"
-            )
-
-    def weights(self) -> npt.NDArray[np.float64]:
-        """Returns the weight of each pair [P]."""
-        return np.array([_weights_of(datum).max(initial=0.0) for datum in self.data[::2]])
-
-
 class PairObjective:
-    """Pairwise loss of a batch for ``forward_backward_custom``."""
+    """Pairwise loss of a batch for ``forward_backward_custom``.
+
+    ``data`` are P pairs as 2P datums, alternating chosen and rejected, and ``reference`` [2P] the
+    reference's log-probability of each answer, zeros without a reference.
+    """
 
     # The loss is a sum over pairs and does not read prompt tokens, so the client may call it with
     # some of the pairs and with log-probabilities of trained tokens only.
     group_size = 2
     trained_only = True
 
-    def __init__(self, loss: PairLoss, batch: PairBatch) -> None:
+    def __init__(
+        self, loss: PairLoss, data: Sequence[tinker.Datum], reference: npt.NDArray[np.float64]
+    ) -> None:
         self._loss = loss
         # Look up by identity, because the client may call the loss with some of the pairs.
         self._reference = {
-            id(datum): float(value)
-            for datum, value in zip(batch.data, batch.reference, strict=True)
+            id(datum): float(value) for datum, value in zip(data, reference, strict=True)
         }
         # Mean over the whole batch, even if a call gets only a part of it.
-        self._total = max(float(batch.weights().sum()), 1e-12)
+        self._num_pairs = len(data) // 2
 
     def __call__(
         self, data: list[tinker.Datum], logprobs: list[torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """Computes the loss of whole pairs; ``logprobs`` holds one tensor [T] per datum."""
-        rewards, weights = [], []
+        rewards = []
         for datum, values in zip(data, logprobs, strict=True):
-            weight = torch.as_tensor(_weights_of(datum), dtype=values.dtype, device=values.device)
-            # Here, the weight only selects the answer's tokens; the pair's weight is applied at the
-            # end.
-            mask = (weight != 0).to(values.dtype)
+            mask = torch.as_tensor(_mask_of(datum), dtype=values.dtype, device=values.device)
             score = (values * mask).sum()
             if self._loss.needs_reference:
                 score = score - self._reference[id(datum)]
@@ -140,10 +120,9 @@ class PairObjective:
                 # comparable.
                 score = score / mask.sum().clamp(min=1)
             rewards.append(self._loss.beta * score)
-            weights.append(weight.max())
         stacked = torch.stack(rewards)
         losses = self._loss.of_rewards(stacked[::2] - stacked[1::2])
-        return (losses * torch.stack(weights[::2])).sum() / self._total, {}
+        return losses.sum() / self._num_pairs, {}
 
 
 def answer_scores(
@@ -154,35 +133,35 @@ def answer_scores(
     for i, (datum, values) in enumerate(zip(data, logprobs, strict=True)):
         array = values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
         # float64, because sums over long answers lose digits in float32.
-        trained = np.asarray(array, dtype=np.float64)[_weights_of(datum) != 0]
+        trained = np.asarray(array, dtype=np.float64)[_mask_of(datum)]
         scores[i] = trained.mean() if mean and trained.size else trained.sum()
     return scores
 
 
 def pair_metrics(
-    loss: PairLoss, batch: PairBatch, logprobs: Sequence[Any], prefix: str = ""
+    loss: PairLoss,
+    data: Sequence[tinker.Datum],
+    reference: npt.NDArray[np.float64],
+    logprobs: Sequence[Any],
+    prefix: str = "",
 ) -> dict[str, float]:
-    """Computes the metrics of a batch: weighted means over its pairs (docs/07-preferences.md).
+    """Computes the metrics of a batch: means over its pairs (docs/07-preferences.md).
 
     With the implicit reward ``r = beta (lp - ref)`` of an answer (for simpo ``beta * mean lp``):
     ``dpo_loss`` (starts at ln 2 for dpo, at ``1 / (4 beta**2)`` for ipo), ``accuracy`` (share of
     pairs with ``r_chosen > r_rejected``), ``margin`` (mean of their difference), and the means
     ``chosen_reward`` and ``rejected_reward``, which often both fall.
     """
-    scores = answer_scores(batch.data, logprobs, mean=not loss.needs_reference)
-    rewards = loss.beta * (scores - batch.reference)
-    values = reward_metrics(loss, rewards[::2], rewards[1::2], batch.weights())
+    scores = answer_scores(data, logprobs, mean=not loss.needs_reference)
+    rewards = loss.beta * (scores - reference)
+    values = reward_metrics(loss, rewards[::2], rewards[1::2])
     return {f"{prefix}{name}": value for name, value in values.items()}
 
 
 def reward_metrics(
-    loss: PairLoss,
-    chosen: npt.NDArray[np.float64],
-    rejected: npt.NDArray[np.float64],
-    weights: npt.NDArray[np.float64],
+    loss: PairLoss, chosen: npt.NDArray[np.float64], rejected: npt.NDArray[np.float64]
 ) -> dict[str, float]:
-    """Computes the metrics of :func:`pair_metrics` from the rewards [P] of P weighted pairs."""
-    total = max(float(weights.sum()), 1e-12)
+    """Computes the metrics of :func:`pair_metrics` from the rewards [P] of P pairs."""
     # A difference below 1e-3 nats is float32 rounding and counts as half right, so that accuracy
     # starts at 0.5.
     difference = chosen - rejected
@@ -195,8 +174,8 @@ def reward_metrics(
         "chosen_reward": chosen,
         "rejected_reward": rejected,
     }
-    return {name: float(of @ weights / total) for name, of in values.items()}
+    return {name: float(of.mean()) for name, of in values.items()}
 
 
-def _weights_of(datum: tinker.Datum) -> npt.NDArray[np.float32]:
-    return datum.loss_fn_inputs["weights"].to_numpy()
+def _mask_of(datum: tinker.Datum) -> npt.NDArray[np.bool_]:
+    return datum.loss_fn_inputs["weights"].to_numpy() != 0

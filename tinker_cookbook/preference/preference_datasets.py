@@ -35,6 +35,7 @@ from tinker_cookbook.supervised.data import Rows, SupervisedDatasetFromHFDataset
 from tinker_cookbook.supervised.row_datasets import PlacedRows, place_of
 from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
+from tinker_cookbook.training.config import setting
 from tinker_cookbook.utils.imports import tinker
 
 logger = logging.getLogger(__name__)
@@ -104,9 +105,7 @@ class ComparisonSet:
 class ComparisonDatasetBuilder:
     """Base class: a subclass reads and parses rows, or overrides ``comparison_sets``."""
 
-    swap: bool = chz.field(
-        default=False, doc="Return training comparisons in both orders (A, B) and (B, A)"
-    )
+    swap: bool = setting(False, "Return training comparisons in both orders (A, B) and (B, A)")
 
     def get_train_and_test_datasets(self) -> tuple[Rows, Rows | None]:
         """Returns the training rows and, if any, the held-out rows."""
@@ -158,11 +157,9 @@ class ComparisonBuilderFromJsonl(ComparisonDatasetBuilder):
     """Comparisons from files, in any of the formats of ``comparison_file``."""
 
     train_path: str = chz.field(doc="File of comparisons: jsonl, json, csv, tsv, parquet")
-    test_path: str | None = chz.field(default=None, doc="File of held-out comparisons")
-    test_size: int = chz.field(
-        default=0, doc="Number of held-out rows of train_path (if no test_path)"
-    )
-    shuffle_seed: int = chz.field(default=0, doc="Seed of the split by test_size")
+    test_path: str | None = setting(None, "File of held-out comparisons")
+    test_size: int = setting(0, "Number of held-out rows of train_path (if no test_path)")
+    shuffle_seed: int = setting(0, "Seed of the split by test_size")
 
     def get_train_and_test_datasets(self) -> tuple[PlacedRows, PlacedRows | None]:
         """Reads the files without parsing the rows."""
@@ -234,11 +231,10 @@ class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
     """
 
     comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Source of the comparisons")
-    swap: bool = chz.field(
-        default=False,
-        doc="Train each comparison in both orders; False: in one random order (swap_seed)",
+    swap: bool = setting(
+        False, "Train each comparison in both orders; False: in one random order (swap_seed)"
     )
-    swap_seed: int = chz.field(default=0, doc="Seed of the random orders")
+    swap_seed: int = setting(0, "Seed of the random orders")
 
     @cached_property
     def comparison_renderer(self) -> ComparisonRenderer:

@@ -35,7 +35,7 @@ from tinker_cookbook.preference.comparison import (
 from tinker_cookbook.renderers import Renderer, check_renderer_name, get_renderer
 from tinker_cookbook.run.weights_paths import check_tinker_path, weights_field
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import BackendSettings
+from tinker_cookbook.training.config import BackendSettings, setting
 from tinker_cookbook.utils.imports import tinker
 
 logger = logging.getLogger(__name__)
@@ -132,8 +132,8 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder, BackendSett
     renderer_name: str = chz.field(doc="Chat format used in its training")
     model_name: str = chz.field(doc="Hub name or local folder of the base model")
     rm_weights_path: str = weights_field("sampler_weights", "Its weights", required=True)
-    greedy: bool = chz.field(default=False, doc="Judge only by the most probable label")
-    both_orders: bool = chz.field(default=False, doc="Judge both orders and average the log-odds")
+    greedy: bool = setting(False, "Judge only by the most probable label")
+    both_orders: bool = setting(False, "Judge both orders and average the log-odds")
 
     def check(self) -> None:
         """Raises ConfigurationError for an invalid value; loads nothing."""
@@ -193,8 +193,6 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
     ) -> None:
         if not comparisons:
             raise DataValidationError("comparisons: got none, expected at least one")
-        if max_concurrency < 1:
-            raise ConfigurationError(f"max_concurrency: got {max_concurrency}, expected at least 1")
         # Comparisons longer than the context cannot be scored; num_too_long counts them.
         kept = comparisons_that_fit(comparisons, renderer, max_length)
         self._num_too_long = len(comparisons) - len(kept)

@@ -12,10 +12,10 @@ loss of ``dpo_loss``; both answers of a pair share the forward pass of their pro
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import chz
 import numpy as np
+import numpy.typing as npt
 
 from tinker_cookbook import display
 from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
@@ -26,7 +26,6 @@ from tinker_cookbook.eval.evaluators import (
 )
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.preference.dpo_loss import (
-    PairBatch,
     PairLoss,
     PairLossName,
     PairObjective,
@@ -40,15 +39,13 @@ from tinker_cookbook.supervised.common import compute_token_nll
 from tinker_cookbook.supervised.nll_evaluator import all_data
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.tokenizer_utils import Tokenizer
-from tinker_cookbook.training.config import prepared
+from tinker_cookbook.training.config import prepared, setting
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import official_names, tinker
 from tinker_cookbook.utils.model_inputs import score_datums
 from tinker_cookbook.vocabulary import check_same_vocabulary
-
-logger = logging.getLogger(__name__)
 
 __getattr__ = official_names(__name__)
 
@@ -58,19 +55,17 @@ class Config(BatchConfig):
     """Settings of a DPO run; ``dataset_builder`` returns pairs."""
 
     learning_rate: float | None = 1e-5
-    dpo_beta: float = chz.field(
-        default=0.1, doc="Scale of the rewards; a larger value stays closer to the reference"
+    dpo_beta: float = setting(
+        0.1, "Scale of the rewards; a larger value stays closer to the reference"
     )
-    dpo_loss: PairLossName = chz.field(default="dpo", doc="dpo, ipo or simpo")
-    label_smoothing: float = chz.field(
-        default=0.0, doc="Share of labels assumed to be wrong (conservative DPO)"
-    )
-    simpo_gamma: float = chz.field(default=0.5, doc="Target margin of simpo")
+    dpo_loss: PairLossName = setting("dpo", "dpo, ipo or simpo")
+    label_smoothing: float = setting(0.0, "Share of labels assumed to be wrong (conservative DPO)")
+    simpo_gamma: float = setting(0.5, "Target margin of simpo")
     reference_model_name: str | None = weights_field(
         "sampler_weights", "Reference; or a base model; default: the initial policy"
     )
-    num_replicas: int | None = chz.field(
-        default=None, doc="Has no effect: the backend decides how many machines it uses"
+    num_replicas: int | None = setting(
+        None, "Has no effect: the backend decides how many machines it uses"
     )
 
     def recommended_rate(self) -> float:
@@ -91,11 +86,6 @@ class Config(BatchConfig):
         """Raises ``ConfigurationError`` for the first invalid setting."""
         super().check()
         self.pair_loss.check()
-        if self.num_replicas is not None:
-            logger.warning(
-                "num_replicas=%s has no effect: the backend decides how many machines it uses",
-                self.num_replicas,
-            )
         if self.reference_model_name is not None and not self.pair_loss.needs_reference:
             raise ConfigurationError(
                 f"reference_model_name: got {self.reference_model_name!r} with dpo_loss="
@@ -114,15 +104,7 @@ class Config(BatchConfig):
 
 def main(config: Config) -> None:
     """Trains, or resumes the run in ``config.log_path``; not inside a running event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(main_async(config))
-        return
-    raise ConfigurationError(
-        "train_dpo.main was called inside a running event loop, which it would block; "
-        "use `await train_dpo.main_async(config)` there"
-    )
+    asyncio.run(main_async(config))
 
 
 async def main_async(config: Config) -> None:
@@ -162,23 +144,24 @@ class Pairs(Objective):
 
     async def prepare(self, step: int, data: list[tinker.Datum]) -> Batch:
         """Scores every answer with the reference."""
-        return Batch(data, await self.pairs(data))
+        return Batch(data, await self.reference_scores(data))
 
-    async def pairs(self, data: list[tinker.Datum]) -> PairBatch:
-        """Returns the datums with the reference's log-probabilities."""
+    async def reference_scores(self, data: list[tinker.Datum]) -> npt.NDArray[np.float64]:
+        """Returns the reference's log-probability of each answer [2P]."""
         # For SimPO, a reference of 0 leaves the log-probabilities unchanged.
         if self._reference is None:
-            return PairBatch(data, np.zeros(len(data)))
-        return PairBatch(data, answer_scores(data, await score_datums(self._reference, data)))
+            return np.zeros(len(data))
+        return answer_scores(data, await score_datums(self._reference, data))
 
     def submit(self, client: TrainingClient, batch: Batch) -> Future[tinker.ForwardBackwardOutput]:
         """Queues one pass with autograd on the local engine, two passes on the hosted API."""
-        return client.forward_backward_custom(batch.data, PairObjective(self._loss, batch.prepared))
+        loss = PairObjective(self._loss, batch.data, batch.prepared)
+        return client.forward_backward_custom(batch.data, loss)
 
     def metrics(self, batch: Batch, output: tinker.ForwardBackwardOutput) -> Metrics:
         """Returns ``num_pairs`` and the metrics of ``pair_metrics``."""
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
-        found = pair_metrics(self._loss, batch.prepared, logprobs)
+        found = pair_metrics(self._loss, batch.data, batch.prepared, logprobs)
         return {"num_pairs": len(batch.data) // 2, **found}
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
@@ -198,19 +181,20 @@ class PairEvaluator(TrainingClientEvaluator):
                 "may leave no room for answers"
             )
         self._pairs, self._loss, self._data = pairs, loss, data
-        self._batch: PairBatch | None = None
+        self._reference: npt.NDArray[np.float64] | None = None
 
     async def __call__(self, training_client: TrainingClient) -> dict[str, float]:
         """Scores all pairs."""
         forward = forward_logprobs(training_client, self._data)
-        if self._batch is None:
+        if self._reference is None:
             # The reference is frozen, so score the pairs once per process, while the policy
             # scores them too.
-            logprobs, self._batch = await asyncio.gather(forward, self._pairs.pairs(self._data))
+            scores = self._pairs.reference_scores(self._data)
+            logprobs, self._reference = await asyncio.gather(forward, scores)
         else:
             logprobs = await forward
         return {
-            **pair_metrics(self._loss, self._batch, logprobs, "test/"),
+            **pair_metrics(self._loss, self._data, self._reference, logprobs, "test/"),
             # Only chosen answers: the margin can grow while both answers become less likely.
             "test/nll": compute_token_nll(logprobs[::2], self._data[::2]),
             "test/num_pairs": float(len(self._data) // 2),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import chz
 
@@ -36,7 +36,7 @@ from tinker_cookbook.rl.rollouts.strategy import (
 )
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.run.weights_paths import check_tinker_path, weights_field
-from tinker_cookbook.training.config import REQUIRED, TrainingConfig, number
+from tinker_cookbook.training.config import REQUIRED, TrainingConfig, number, setting
 from tinker_cookbook.training.lr_scheduling import LRSchedule
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.terminal import get_console
@@ -82,12 +82,12 @@ class AsyncConfig:
     groups_per_batch: int = chz.field(
         doc="Groups per update; may differ from the dataset's batch size"
     )
-    loss_fn: str = chz.field(
-        default="stable_reinforce", doc="Loss of an asynchronous run, instead of the run's loss_fn"
+    loss_fn: str = setting(
+        "stable_reinforce", "Loss of an asynchronous run, instead of the run's loss_fn"
     )
-    stale_groups: str | None = chz.field(
-        default=None,
-        doc="Finished groups more than max_steps_off_policy updates old: discard or train; "
+    stale_groups: str | None = setting(
+        None,
+        "Finished groups more than max_steps_off_policy updates old: discard or train; "
         "default: discard (do_async_training: train, as in the official cookbook)",
     )
 
@@ -136,40 +136,35 @@ class Config(TrainingConfig):
     group_size: int | None = number(
         None, "Episodes of a problem in a recipe, compared with each other", low=1
     )
-    random_rewards: bool = chz.field(
-        default=False, doc="Random-reward control; scores must not rise"
-    )
+    random_rewards: bool = setting(False, "Random-reward control; scores must not rise")
 
     # Sampling.
     max_tokens: int = number(256, "Maximum tokens of a response", low=1)
     temperature: float = number(
         1.0, "Sampling temperature. The losses compare with log-probabilities at temperature 1"
     )
-    top_p: float = chz.field(
-        default=1.0,
-        doc="Nucleus sampling: total probability of the tokens that are sampled from; 1: all",
+    top_p: float = setting(
+        1.0, "Nucleus sampling: total probability of the tokens that are sampled from; 1: all"
     )
-    top_k: int = chz.field(
-        default=-1, doc="Number of most probable tokens that are sampled from; -1: all"
-    )
+    top_k: int = setting(-1, "Number of most probable tokens that are sampled from; -1: all")
     eval_temperature: float = number(1.0, "Temperature on the test set; 0: greedy")
-    rollout_config: RolloutConfig | None = chz.field(
-        default=None, doc="Limits of an episode, parse errors, termination"
+    rollout_config: RolloutConfig | None = setting(
+        None, "Limits of an episode, parse errors, termination"
     )
-    termination: TerminationRewardPolicy | None = chz.field(
-        default=None, doc="Reward of an episode that reached a limit, instead of rollout_config's"
+    termination: TerminationRewardPolicy | None = setting(
+        None, "Reward of an episode that reached a limit, instead of rollout_config's"
     )
-    rollout_error_tolerance: bool | RolloutStrategy | None = chz.field(
-        default=None,
-        doc="Continue without failed episodes; False: a failure ends the run; default: the "
+    rollout_error_tolerance: bool | RolloutStrategy | None = setting(
+        None,
+        "Continue without failed episodes; False: a failure ends the run; default: the "
         "model's preset",
     )
     rollout_max_retries: int | None = number(
         None, "Retries of a failed episode, instead of rollout_error_tolerance"
     )
-    replay_router: bool = chz.field(
-        default=False,
-        doc="Train mixture-of-experts models with the sampler's choices of experts (local engine)",
+    replay_router: bool = setting(
+        False,
+        "Train mixture-of-experts models with the sampler's choices of experts (local engine)",
     )
 
     # Loss and update.
@@ -180,20 +175,20 @@ class Config(TrainingConfig):
         doc=f"One of {', '.join(RL_LOSSES)}; auto: {DEFAULT_LOSS}, or stable_reinforce with "
         "max_steps_off_policy",
     )
-    loss_fn_config: dict[str, float] | None = chz.field(
-        default=None, doc="Settings of the loss: loss_fn_config.clip_high_threshold=1.3"
+    loss_fn_config: dict[str, float] | None = setting(
+        None, "Settings of the loss: loss_fn_config.clip_high_threshold=1.3"
     )
-    advantage_normalization: AdvantageNormalization = chz.field(
-        default="center", doc="center, std or leave_one_out"
+    advantage_normalization: AdvantageNormalization = setting(
+        "center", "center, std or leave_one_out"
     )
-    loss_normalization: str = chz.field(
-        default="sum",
-        doc="sum: sum over the tokens of a step, as in the Tinker API; tokens: their mean, as in "
+    loss_normalization: str = setting(
+        "sum",
+        "sum: sum over the tokens of a step, as in the Tinker API; tokens: their mean, as in "
         "TRL (advantages are divided by the number of action tokens); auto: tokens, unless the "
         "loss has a penalty term or the run streams",
     )
-    remove_constant_reward_groups: bool = chz.field(
-        default=False, doc="Do not train on groups whose rewards are all equal"
+    remove_constant_reward_groups: bool = setting(
+        False, "Do not train on groups whose rewards are all equal"
     )
     importance_ratio_cap: float = number(
         0.0,
@@ -202,41 +197,37 @@ class Config(TrainingConfig):
     )
     num_substeps: int = number(1, "Optimizer steps per batch", low=1)
     kl_penalty_coef: float = number(0.0, "Weight of the KL penalty; 0: none")
-    kl_discount_factor: float = chz.field(
-        default=0.0, doc="Discount of later tokens' KL in a token's penalty; 0: its own KL only"
+    kl_discount_factor: float = setting(
+        0.0, "Discount of later tokens' KL in a token's penalty; 0: its own KL only"
     )
-    kl_reference_config: KLReferenceConfig | None = chz.field(
-        default=None, doc="Reference policy of the KL penalty; needed with kl_penalty_coef"
+    kl_reference_config: KLReferenceConfig | None = setting(
+        None, "Reference policy of the KL penalty; needed with kl_penalty_coef"
     )
-    kl_reference_model: str | None = chz.field(
-        default=None, doc="Reference model of the KL penalty; default: model_name, untrained"
+    kl_reference_model: str | None = setting(
+        None, "Reference model of the KL penalty; default: model_name, untrained"
     )
     kl_reference_path: str | None = weights_field(
         "sampler_weights", "Adapter of the reference, if it has one"
     )
-    compute_post_kl: bool = chz.field(
-        default=False, doc="Score each batch again with the new weights (kl_pre_post_v1/_v2)"
+    compute_post_kl: bool = setting(
+        False, "Score each batch again with the new weights (kl_pre_post_v1/_v2)"
     )
-    kl_depth_edges: tuple[int, ...] = chz.field(
-        default=(),
-        doc="Context lengths at which optim/kl_sample_train_v1 and _v2 are split: 1024,4096",
+    kl_depth_edges: tuple[int, ...] = setting(
+        (), "Context lengths at which optim/kl_sample_train_v1 and _v2 are split: 1024,4096"
     )
 
     # Overlap of sampling and training; default: synchronous.
     max_steps_off_policy: int | None = number(
         None, "Max staleness in optimizer steps for asynchronous RL; default: synchronous"
     )
-    stale_groups: str | None = chz.field(
-        default=None,
-        doc="Groups older than max_steps_off_policy: discard (the default) or train",
+    stale_groups: str | None = setting(
+        None, "Groups older than max_steps_off_policy: discard (the default) or train"
     )
-    async_config: AsyncConfig | None = chz.field(default=None, doc="Asynchronous training")
+    async_config: AsyncConfig | None = setting(None, "Asynchronous training")
     num_minibatches: int | None = number(
         None, "Start training on parts of the batch while the rest is still sampled", low=1
     )
-    stream_minibatch_config: StreamMinibatchConfig | None = chz.field(
-        default=None, doc="Streaming training"
-    )
+    stream_minibatch_config: StreamMinibatchConfig | None = setting(None, "Streaming training")
 
     # Evaluation and transcripts.
     eval_every: int = 20
@@ -247,9 +238,7 @@ class Config(TrainingConfig):
         default_factory=list, doc="Evaluations every infrequent_eval_every steps"
     )
     num_groups_to_log: int = number(4, "Groups per step whose transcripts are written")
-    rollout_json_export: bool = chz.field(
-        default=True, doc="Write transcripts of all groups as JSON lines too"
-    )
+    rollout_json_export: bool = setting(True, "Write transcripts of all groups as JSON lines too")
 
     def builder_of(self, kind: type[B], **settings: Any) -> B:
         """Returns a dataset builder with the settings of this run that it has too.
@@ -383,26 +372,10 @@ class Config(TrainingConfig):
         """Returns whether sampling must record what ``stable_reinforce`` trains on."""
         return self.training_loss_fn() == "stable_reinforce"
 
-    def is_on_policy(self) -> bool:
-        """Returns whether every update trains on samples of the weights that it changes."""
-        stale = self.async_config is not None and self.async_config.max_steps_off_policy > 0
-        return not stale and self.num_substeps == 1
-
     def server_needs(self) -> list[Need]:
         """Returns what a server must be able to do: the loss, and scores for a KL penalty."""
         # The pass of a policy's own samples has no cross_entropy.
         return [*super().server_needs()[1:], *loss_needs(self)]
-
-    def for_server(self, missing: frozenset[str]) -> Self:
-        """Returns the config that a server without the features ``missing`` can run."""
-        if f"loss:{self.training_loss_fn()}" not in missing:
-            return self
-        plain = chz.replace(self, loss_fn=DEFAULT_LOSS, loss_fn_config=None)
-        if plain.async_config is None:
-            return plain
-        return chz.replace(
-            plain, async_config=chz.replace(plain.async_config, loss_fn=DEFAULT_LOSS)
-        )
 
     def effective_termination(self) -> TerminationRewardPolicy | None:
         """Returns the rewards of truncated episodes: the setting, or the model's preset."""

@@ -58,7 +58,7 @@ def trajectory_to_data(
 
     Raises:
         DataValidationError: An action lacks a finite log-probability for each token; an observation
-            is empty; an image has no ``expected_tokens``; the advantage is not finite.
+            is empty; an image has no ``expected_tokens``.
     """
     return _trajectory_data(traj, traj_advantage, include_provenance, keep_unanswered=True)
 
@@ -66,10 +66,6 @@ def trajectory_to_data(
 def _trajectory_data(
     traj: Trajectory, traj_advantage: float, include_provenance: bool, *, keep_unanswered: bool
 ) -> list[tinker.Datum]:
-    if not np.isfinite(traj_advantage):
-        raise DataValidationError(
-            f"traj_advantage: got {traj_advantage}, expected a finite number; check the rewards"
-        )
     chunks = ChunkKeys()
     data = []
     for turns in _runs(traj, chunks):
@@ -112,16 +108,8 @@ def assemble_training_data(
     ``advantages_P`` holds [G] for each group. Runs without an action token are left out.
 
     Raises:
-        DataValidationError: The lengths differ, or :func:`trajectory_to_data` fails; the message
-            names group and member.
+        DataValidationError: :func:`trajectory_to_data` fails; the message names group and member.
     """
-    groups = [len(group.trajectories_G) for group in trajectory_groups_P]
-    given = [len(advantages_G) for advantages_G in advantages_P]
-    if groups != given:
-        raise DataValidationError(
-            f"advantages_P: got groups of {given}, expected {groups}, one advantage for each "
-            "trajectory"
-        )
     data_D: list[tinker.Datum] = []
     origins_D: list[DatumOrigin] = []
     for g, (group, advantages_G) in enumerate(zip(trajectory_groups_P, advantages_P, strict=True)):

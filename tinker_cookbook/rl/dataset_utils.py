@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
 
@@ -40,8 +39,6 @@ class EpochCycledRLDataset(RLDataset):
     """
 
     def __init__(self, inner: RLDataset, num_epochs: int, shuffle_seed: int | None = None) -> None:
-        if num_epochs < 1:
-            raise ConfigurationError(f"num_epochs: got {num_epochs}, expected at least 1")
         self.inner, self.num_epochs, self.shuffle_seed = inner, num_epochs, shuffle_seed
         self._epoch: int | None = None
         self._lock = threading.Lock()

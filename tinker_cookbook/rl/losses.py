@@ -22,8 +22,6 @@ _ALGORITHMS = {
 
 RL_LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 DEFAULT_LOSS = "importance_sampling"
-# Their gradient equals the one of importance_sampling if the sampler has the learner's weights.
-SAME_ON_POLICY = ("ppo", "cispo", "stable_reinforce")
 LOSS_NORMALIZATIONS = ("sum", "tokens")
 # Their penalty terms are not advantages: dividing only the advantages would change the balance.
 LOSSES_WITH_PENALTY = ("dro", "stable_reinforce")
@@ -108,19 +106,8 @@ def loss_needs(config: Any) -> list[Need]:
     """Returns what a server must be able to do for the loss and the KL terms of an RL config."""
     loss = config.training_loss_fn()
     name = "loss_fn" if config.async_config is None else "async_config.loss_fn"
-    # At the sampler's own weights the ratio is 1, where these losses have the same gradient.
-    same = loss in SAME_ON_POLICY and config.is_on_policy()
-    fallback = f"loss_fn={DEFAULT_LOSS}, whose gradient is the same on on-policy data"
-    needs = [
-        Need(
-            f"loss:{loss}",
-            f"{name}={loss}",
-            "" if loss == DEFAULT_LOSS else f"set {name}={DEFAULT_LOSS}",
-            fallback if same else "",
-        )
-    ]
-    if any(need.falls_back_to for need in needs):
-        needs.append(Need(f"loss:{DEFAULT_LOSS}", f"loss_fn={DEFAULT_LOSS}"))
+    instead = "" if loss == DEFAULT_LOSS else f"set {name}={DEFAULT_LOSS}"
+    needs = [Need(f"loss:{loss}", f"{name}={loss}", instead)]
     if config.kl_penalty_coef:
         setting = f"kl_penalty_coef={config.kl_penalty_coef:g}"
         needs.append(Need("prompt_logprobs", setting, "set kl_penalty_coef=0"))

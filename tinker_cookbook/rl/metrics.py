@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook.backends import SamplingClient
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.rl.data_processing import SAMPLER_LOGPROBS
 from tinker_cookbook.rl.loop.adjuster import (
     Adjustment,
@@ -193,16 +193,6 @@ def discounted_future_sum_vectorized(x: Any, gamma: float) -> Any:
         y[:-reach] += factor * y[reach:]
         reach, factor = 2 * reach, factor * factor
     return y
-
-
-def check_penalty(coef: float, discount: float) -> None:
-    """Raises ``ConfigurationError`` for an invalid coefficient or discount."""
-    if not math.isfinite(coef):
-        raise ConfigurationError(f"kl_penalty_coef: got {coef}, expected a finite number")
-    if not 0 <= discount <= 1:
-        raise ConfigurationError(
-            f"kl_discount_factor: got {discount}, expected 0 (no future) to 1 (all of it)"
-        )
 
 
 def sampled_logprobs(data_D: Sequence[tinker.Datum]) -> _Array:

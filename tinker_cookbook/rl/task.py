@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from tinker_cookbook.rl import train
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDatasetBuilder
 from tinker_cookbook.rl.types import Env
 from tinker_cookbook.run.paths import local_path
+from tinker_cookbook.training.config import setting
 from tinker_cookbook.utils.command_line.entrypoint import run_to_end
 from tinker_cookbook.utils.command_line.foreign_names import hint_for
 from tinker_cookbook.utils.command_line.keys import aliases_of
@@ -48,23 +48,12 @@ class TaskDatasetBuilder(ProblemDatasetBuilder):
 
     env: Callable[..., Env] = chz.field(doc="Called as env(problem, renderer=renderer)")
     problems: Sequence[Any] = chz.field(doc="Problems to train on")
-    test_problems: Sequence[Any] = chz.field(default=(), doc="Problems of the test set")
+    test_problems: Sequence[Any] = setting((), "Problems of the test set")
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` if ``env`` cannot be called or there are no problems."""
+        """Raises ``ConfigurationError`` if there are no problems."""
         if not len(self.problems):
             raise ConfigurationError("problems: got none, expected at least one")
-        try:
-            # Checking the signature finds a wrong callable without running the environment's code.
-            inspect.signature(self.env).bind(self.problems[0], renderer=None)
-        except TypeError as error:
-            name = getattr(self.env, "__name__", repr(self.env))
-            raise ConfigurationError(
-                f"env: {name} cannot be called as {name}(problem, renderer=renderer): {error}; "
-                "expected a ProblemEnv subclass or a function with these parameters"
-            ) from error
-        except ValueError:
-            pass  # a callable without a signature, such as one written in C
 
     def load(self) -> tuple[Sequence[Any], Sequence[Any]]:
         """Returns the problems."""
@@ -87,9 +76,9 @@ class TaskConfig(train.Config):
 
     recipe_name: str = "rl_run"
     model_name: str = DEMO_MODEL
-    env: Callable[..., Env] | None = chz.field(default=None, doc="Creates an environment")
-    problems: Sequence[Any] = chz.field(default=(), doc="Problems to train on")
-    test_problems: Sequence[Any] = chz.field(default=(), doc="Problems of the test set")
+    env: Callable[..., Env] | None = setting(None, "Creates an environment")
+    problems: Sequence[Any] = setting((), "Problems to train on")
+    test_problems: Sequence[Any] = setting((), "Problems of the test set")
     groups_per_batch: int = 8
     group_size: int = 8
     learning_rate: float | None = None

@@ -113,7 +113,6 @@ async def run(
         if is_complete(session, total_steps):
             return
         client = await session.start(total_steps)
-        config = config.for_server(session.missing_features)
         epoch = epoch_steps(config, len(train_set), batch_size)
         session.print(*length_notes(total_steps, epoch, config))
         tokenizer = await asyncio.to_thread(client.get_tokenizer)
@@ -134,7 +133,7 @@ async def run(
         # 3. Run the iterations.
         progress = RLProgress(total_steps, session.start_step)
         with Reporter(config, session, progress, tokenizer) as reporter:
-            reporter.add_evaluators(session, test_set)
+            reporter.add_evaluators(test_set)
             worker = RolloutWorker(config, progress.sampling)
             source: GroupSource
             if config.async_config is not None:

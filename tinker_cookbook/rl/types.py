@@ -17,7 +17,6 @@ import chz
 from typing_extensions import TypedDict
 
 from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
-from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.utils.imports import tinker
 
 if TYPE_CHECKING:
@@ -219,18 +218,6 @@ class TrajectoryGroup:
     metrics_G: list[Metrics]
     rollout_errors: list[RolloutError] = field(default_factory=list)
     sampling_client_step: int = 0
-
-    def __post_init__(self) -> None:
-        # A missing entry would pair rewards and metrics with other members.
-        lengths = {
-            "trajectories_G": len(self.trajectories_G),
-            "final_rewards_G": len(self.final_rewards_G),
-            "metrics_G": len(self.metrics_G),
-        }
-        if len(set(lengths.values())) > 1:
-            raise DataValidationError(
-                f"TrajectoryGroup: got {lengths}, expected one entry for each member of the group"
-            )
 
     def get_total_rewards(self) -> list[float]:
         """Returns each member's reward: the sum of its steps' rewards plus its group reward."""

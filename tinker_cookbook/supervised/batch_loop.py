@@ -40,13 +40,8 @@ from tinker_cookbook.supervised.types import (
     SupervisedDatasetBuilder,
 )
 from tinker_cookbook.tokenizer_utils import Tokenizer
-from tinker_cookbook.training.config import REQUIRED, TrainingConfig, checkpoint_interval, number
-from tinker_cookbook.training.estimate import (
-    RunEstimate,
-    duration,
-    estimate_run,
-    periodic_checkpoints,
-)
+from tinker_cookbook.training.config import REQUIRED, TrainingConfig, number
+from tinker_cookbook.training.estimate import duration, estimate_line
 from tinker_cookbook.training.restarts import through_restarts
 from tinker_cookbook.training.session import (
     Metrics,
@@ -299,7 +294,8 @@ class _Loop:
         """Time of answers to held-out prompts."""
         self.tokens_an_epoch: float | None = None
         """Input tokens of an epoch, if a report has counted them."""
-        self._estimate: RunEstimate | None = None
+        self._estimate: float | None = None
+        """Estimated seconds of the run."""
         self._timed: list[tuple[float, int]] = []  # seconds and tokens of the first steps
         self._begun = self._finished_at
 
@@ -344,9 +340,7 @@ class _Loop:
         lines: list[str] = []
         if self._estimate is not None:
             took = time.monotonic() - self._begun + self.sample_seconds
-            lines.append(
-                f"took {duration(took)}; the estimate was {duration(self._estimate.seconds)}"
-            )
+            lines.append(f"took {duration(took)}; the estimate was {duration(self._estimate)}")
         if not self._skipped:
             return lines
         return [
@@ -401,28 +395,17 @@ class _Loop:
         a_step = done / _TIMED_STEPS
         if self.tokens_an_epoch is not None:
             a_step = self.tokens_an_epoch / self._schedule.num_batches
-        local = session.connection.kind == "local"
         rates = None
         # Prices apply only to the hosted service.
         if session.connection.is_hosted_service:
             rates = await asyncio.to_thread(fetch_model_pricing, self._config.model_name)
-        self._estimate = estimate_run(
-            steps,
-            round(a_step * steps),
-            seconds,
-            tokens,
-            time.monotonic() - self._begun,
-            done,
-            session.eval_seconds_after(step) + 2 * self.sample_seconds,
-            local=local,
-            rates=rates,
-            checkpoints=self._checkpoints(steps) if local else (0, 0),
-        )
-        session.print(self._estimate.line())
-
-    def _checkpoints(self, steps: int) -> tuple[int, int]:
-        every = checkpoint_interval(self._config, self._schedule.total_steps)
-        return periodic_checkpoints(self._config, steps, every)
+        # The remaining tokens take as long as those of this step.
+        left = max(a_step * steps - done, 0) * seconds / max(tokens, 1)
+        others = session.eval_seconds_after(step) + 2 * self.sample_seconds
+        self._estimate = time.monotonic() - self._begun + left + others
+        local = session.connection.kind == "local"
+        line = estimate_line(steps, round(a_step * steps), self._estimate, local=local, rates=rates)
+        session.print(line)
 
     async def _finish_oldest(self) -> None:
         """Waits for the oldest update and writes its row."""

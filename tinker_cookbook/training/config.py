@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, TypeVar
 
@@ -52,6 +52,11 @@ def at_least(low: float, below: float = math.inf, hint: str = "") -> Callable[[A
     return check
 
 
+def setting(default: Any, doc: str) -> Any:
+    """Returns a chz field."""
+    return chz.field(default=default, doc=doc)
+
+
 def number(default: Any, doc: str, low: float = 0, below: float = math.inf) -> Any:
     """Returns a numeric chz field with the bounds of ``at_least``."""
     return chz.field(default=default, validator=at_least(low, below), doc=doc)
@@ -68,13 +73,11 @@ def peak_rate(default: float | None, doc: str = "Peak learning rate of AdamW") -
 class BackendSettings:
     """Settings that choose a backend."""
 
-    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
-    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
-    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
-    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
-    base_dtype: str = chz.field(
-        default="auto", doc="auto, nf4 or int8: quantise the base model (local engine)"
-    )
+    backend: str = setting("auto", "auto, local, tinker, or the URL of a server")
+    base_url: str | None = setting(None, "URL of a Tinker server")
+    device: str = setting("auto", "auto, cuda, mps or cpu (local engine)")
+    dtype: str = setting("auto", "auto, float32 or bfloat16 (local engine)")
+    base_dtype: str = setting("auto", "auto, nf4 or int8: quantise the base model (local engine)")
 
 
 def check_model(settings: Any) -> None:
@@ -114,20 +117,18 @@ class TrainingConfig(BackendSettings, SamplerOptions):
         f"{cli_utils.EXAMPLES_ROOT}/RECIPE",
         metadata=REQUIRED,
     )
-    behavior_if_log_dir_exists: cli_utils.LogdirBehavior | None = chz.field(
-        default=None,
-        doc="ask, resume, delete or raise; None: resume",
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior | None = setting(
+        None, "ask, resume, delete or raise; None: resume"
     )
     model_name: str = chz.field(doc="Hub name or local folder of the base model")
-    recipe_name: str = chz.field(default="", doc="Name of the recipe, stored with the run")
-    renderer_name: str | None = chz.field(
-        default=None,
-        doc="Chat format, saved with the run's checkpoints; default of a recipe: the model's",
+    recipe_name: str = setting("", "Name of the recipe, stored with the run")
+    renderer_name: str | None = setting(
+        None, "Chat format, saved with the run's checkpoints; default of a recipe: the model's"
     )
 
-    shard_base: bool = chz.field(
-        default=False,
-        doc="Divide the base model among the processes of torchrun, for one that fits no single "
+    shard_base: bool = setting(
+        False,
+        "Divide the base model among the processes of torchrun, for one that fits no single "
         "GPU (local engine)",
     )
     server_wait: float = number(
@@ -142,7 +143,7 @@ class TrainingConfig(BackendSettings, SamplerOptions):
     learning_rate: float | None = peak_rate(
         1e-4, "Peak learning rate of AdamW; None: the recommended rate for the model"
     )
-    lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")
+    lr_schedule: LRSchedule = setting("linear", "linear, cosine or constant")
     warmup_steps: int = number(0, "Warm-up steps, over which the learning rate rises")
     num_epochs: int = number(1, "Passes over the training data", low=1)
     max_steps: int | None = number(None, "Number of steps, overrides num_epochs; 0: only evaluate")
@@ -151,20 +152,18 @@ class TrainingConfig(BackendSettings, SamplerOptions):
     adam_eps: float = number(1e-8, "Added to the denominator of the update")
     weight_decay: float = number(0.0, "Decoupled weight decay")
     grad_clip_norm: float = number(0.0, "Maximum gradient norm; 0: no clipping")
-    seed: int = chz.field(
-        default=0, doc="Seed of the adapter's initialisation and of the data order"
-    )
+    seed: int = setting(0, "Seed of the adapter's initialisation and of the data order")
 
     lora_rank: int = number(32, "Rank of the LoRA adapter", low=1)
-    train_attn: bool = chz.field(default=True, doc="Adapters on the attention layers")
-    train_mlp: bool = chz.field(default=True, doc="Adapters on the MLP layers")
-    train_unembed: bool = chz.field(default=True, doc="An adapter on the unembedding layer")
-    train_vision: bool = chz.field(
-        default=False, doc="Adapters on the vision tower and its connector (backend=local)"
+    train_attn: bool = setting(True, "Adapters on the attention layers")
+    train_mlp: bool = setting(True, "Adapters on the MLP layers")
+    train_unembed: bool = setting(True, "An adapter on the unembedding layer")
+    train_vision: bool = setting(
+        False, "Adapters on the vision tower and its connector (backend=local)"
     )
 
-    allow_config_change: bool = chz.field(
-        default=False, doc="Continue a run although settings changed that affect training steps"
+    allow_config_change: bool = setting(
+        False, "Continue a run although settings changed that affect training steps"
     )
 
     save_every: int | None = number(
@@ -186,21 +185,21 @@ class TrainingConfig(BackendSettings, SamplerOptions):
     eval_every: int = number(10, "Steps between evaluations; 0: never")
     infrequent_eval_every: int = number(100, "Steps between expensive evaluations")
 
-    best_metric: str | None = chz.field(
-        default=None, doc="Keep the best checkpoint by this evaluation metric, such as test/nll"
+    best_metric: str | None = setting(
+        None, "Keep the best checkpoint by this evaluation metric, such as test/nll"
     )
-    best_metric_mode: MetricMode | None = chz.field(
-        default=None, doc="min or max; default: min for losses, else max"
+    best_metric_mode: MetricMode | None = setting(
+        None, "min or max; default: min for losses, else max"
     )
     early_stopping_patience: int = number(
         0, "Evaluations without improvement of best_metric until the run stops; 0: never"
     )
 
-    wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
-    wandb_name: str | None = chz.field(default=None, doc="Name of the run in Weights & Biases")
-    session_name: str | None = chz.field(default=None, doc="Name of the run in the backend")
-    enable_trace: bool = chz.field(
-        default=False, doc="Write a time trace of the run to log_path/trace_events.jsonl"
+    wandb_project: str | None = setting(None, "Also log to Weights & Biases")
+    wandb_name: str | None = setting(None, "Name of the run in Weights & Biases")
+    session_name: str | None = setting(None, "Name of the run in the backend")
+    enable_trace: bool = setting(
+        False, "Write a time trace of the run to log_path/trace_events.jsonl"
     )
     span_chart_every: int = number(
         0, "Steps between charts of the trace (iteration_NNNNNN/timing_gantt.html); 0: none"
@@ -215,7 +214,9 @@ class TrainingConfig(BackendSettings, SamplerOptions):
         for base in reversed(cls.__mro__[1:]):
             known |= getattr(base, "__chz_fields__", {})
         types = inspect.get_annotations(cls)
-        if cls.is_recipe() and not any(base.is_recipe() for base in _configs(cls.__mro__[1:])):
+        if cls.is_recipe() and not any(
+            issubclass(base, TrainingConfig) and base.is_recipe() for base in cls.__mro__[1:]
+        ):
             for name, value in cls.recipe_defaults.items():
                 if name not in types:
                     types[name] = known[name].final_type
@@ -307,12 +308,6 @@ class TrainingConfig(BackendSettings, SamplerOptions):
         """Raises ``ConfigurationError`` for invalid or conflicting settings."""
         check_settings(self)
         check_best_settings(self)
-        if self.max_steps == 0 and not (self.eval_every or self.infrequent_eval_every):
-            raise ConfigurationError(
-                "max_steps=0 evaluates without training, but eval_every=0 and "
-                "infrequent_eval_every=0 switch evaluations off; set eval_every=1, or max_steps to "
-                "at least 1"
-            )
         check_tinker_path(
             "load_checkpoint_path",
             self.load_checkpoint_path,
@@ -364,10 +359,6 @@ def recorded_renderer(config: TrainingConfig) -> str | None:
     common = getattr(builder, "common_config", None)
     names = (getattr(one, "renderer_name", None) for one in (config, builder, common))
     return next((name for name in names if isinstance(name, str)), None)
-
-
-def _configs(classes: Iterable[type[Any]]) -> Iterator[type[TrainingConfig]]:
-    return (one for one in classes if issubclass(one, TrainingConfig))
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """Checks before the first step that a server has the features that a run needs.
 
 Each loop's config lists its needs (``server_needs``). A missing feature ends the run with one
-sentence, or the run continues with a fallback and reports it.
+sentence.
 """
 
 from __future__ import annotations
@@ -27,22 +27,18 @@ class Need:
         feature: Name of the feature, as in ``ServerProbe``.
         setting: The setting that needs it, such as ``kl_penalty_coef=0.1``.
         instead: Advice for the user, such as ``set kl_penalty_coef=0``.
-        falls_back_to: Fallback of the run without the feature; empty: there is none.
     """
 
     feature: str
     setting: str
     instead: str = ""
-    falls_back_to: str = ""
 
 
 class ServerCheck:
-    """Checks the server for one run. ``lines`` are messages for the user; ``missing`` are features
-    that a fallback replaces."""
+    """Checks the server for one run; ``lines`` are messages for the user."""
 
     def __init__(self, connection: Connection, model_name: str) -> None:
         self.lines: list[str] = []
-        self.missing: frozenset[str] = frozenset()
         self._probe: Any = None
         url = connection.target[1] or os.environ.get("TINKER_BASE_URL")
         # The hosted service and this package's server have all features, so do not probe them.
@@ -65,8 +61,7 @@ class ServerCheck:
             )
 
     async def check_needs(self, client: TrainingClient, needs: Sequence[Need]) -> None:
-        """Probes each need. Raises ``BackendError`` with one sentence for missing features without
-        a fallback."""
+        """Probes each need; raises ``BackendError`` with one sentence for missing features."""
         probe = self._probe
         if probe is None:
             return
@@ -76,23 +71,16 @@ class ServerCheck:
         features = dict.fromkeys(need.feature for need in needs)
         reasons = {feature: await probe.lacks(feature) for feature in features}
         lacking = {need: reason for need in needs if (reason := reasons[need.feature]) is not None}
-        fatal = [need for need in lacking if not need.falls_back_to]
-        if fatal:
+        if lacking:
             parts = "; ".join(
-                f"{need.setting} needs {_text(need)} ({lacking[need]})" for need in fatal
+                f"{need.setting} needs {_text(need)} ({reason})" for need, reason in lacking.items()
             )
-            advice = ", ".join(dict.fromkeys(need.instead for need in fatal if need.instead))
+            advice = ", ".join(dict.fromkeys(need.instead for need in lacking if need.instead))
             raise BackendError(
                 f"the server at {probe.url} cannot run this: {parts}. "
                 f"{advice[:1].upper() + advice[1:] if advice else 'Choose another recipe'}, "
                 f"{ELSEWHERE}"
             )
-        for need, reason in lacking.items():
-            self.lines.append(
-                f"the server lacks {_text(need)} ({reason}): {need.setting} is replaced by "
-                f"{need.falls_back_to}"
-            )
-        self.missing = frozenset(need.feature for need in lacking)
         if not await probe.sums_losses():
             self.lines.append(
                 "the server reports no summed loss (loss:sum), so it may train on a mean over "

@@ -55,7 +55,6 @@ from tinker_cookbook.training.commands import (
     use_lines,
 )
 from tinker_cookbook.training.config import TrainingConfig, checkpoint_interval, recorded_renderer
-from tinker_cookbook.training.estimate import lifetime
 from tinker_cookbook.training.restarts import server_is_gone, watch_server
 from tinker_cookbook.training.server_needs import ServerCheck
 from tinker_cookbook.training.setting_lines import setting_lines
@@ -144,10 +143,8 @@ class TrainingSession:
         self.best = BestEvaluation.of(config)
         self.stopped = False
         """Whether the run stops early, because evaluations no longer improve."""
-        self._eval_seconds: dict[int, float] = {}
+        self._eval_seconds = 0.0
         self._finished_any = False
-        self.missing_features: frozenset[str] = frozenset()
-        """Missing server features with a fallback (see ``server_needs``)."""
         self._end_watch: Callable[[], None] = lambda: None
         self._trace = RunTrace(config.log_path, config.enable_trace, config.span_chart_every)
 
@@ -199,7 +196,6 @@ class TrainingSession:
             self.client = await create_training_client(service, config, self.last, metadata)
             await check.check_needs(self.client, config.server_needs())
         self.print(*check.lines)
-        self.missing_features = check.missing
         if self.last is not None and self.last.state_path is not None:
             self.print(f"continuing after step {self.start_step} from {self.last.state_path}")
         self.checkpoints = RunCheckpoints(
@@ -314,14 +310,15 @@ class TrainingSession:
             # A run without steps and evaluations would end without a result.
             if self.total_steps == 0:
                 raise ConfigurationError(
-                    "max_steps=0 evaluates without training, but there is nothing to evaluate on; "
-                    "give held-out data (test_path, test_size or num_test) or an evaluator"
+                    "max_steps=0 evaluates without training, but there is nothing to evaluate; "
+                    "give held-out data (test_path, test_size or num_test) or an evaluator, and "
+                    "eval_every=1"
                 )
             return {}
         started = time.monotonic()
         async with scope_span("run_evals"):
             with evaluation_at_step(step), activity().phase("evaluating"):
-                metrics = await run_evaluators(due, self.client, self._eval_seconds)
+                metrics = await run_evaluators(due, self.client)
         if self.best is not None:
             # All evaluations run before the first step, so a misspelt metric fails here.
             if step == 0:
@@ -331,19 +328,14 @@ class TrainingSession:
             f"{name} {format_value(value)}" for name, value in metrics.items() if self.shows(name)
         )
         self.print(f"step {step}/{self.total_steps}  {shown}")
-        return {**metrics, "time/eval": time.monotonic() - started}
+        self._eval_seconds = time.monotonic() - started
+        return {**metrics, "time/eval": self._eval_seconds}
 
     def eval_seconds_after(self, step: int) -> float:
-        """Returns an estimate of the seconds of all evaluations after ``step``."""
-        steps = range(step + 1, self.total_steps + 1)
-        seconds = 0.0
-        for every, evaluators in (
-            (self.config.eval_every, self.evaluators),
-            (self.config.infrequent_eval_every, self.infrequent_evaluators),
-        ):
-            once = sum(self._eval_seconds.get(id(evaluator), 0.0) for evaluator in evaluators)
-            seconds += once * sum(self._due(at, every) for at in steps)
-        return seconds
+        """Returns the seconds of all evaluations after ``step``, each as long as the last one."""
+        every = self.config.eval_every
+        due = sum(self._due(at, every) for at in range(step + 1, self.total_steps + 1))
+        return self._eval_seconds * due
 
     def _due(self, step: int, every: int) -> bool:
         """Returns true before training, every ``every`` steps, and after the last one; never for
@@ -407,7 +399,7 @@ class TrainingSession:
         if seconds is not None and periodic:
             lines.append(
                 f"checkpoints  {len(periodic)} more in checkpoints.jsonl, each deleted "
-                f"{lifetime(seconds)} after it was saved (ttl_seconds); the final one stays"
+                f"{seconds / 86400:.3g} days after it was saved (ttl_seconds); the final one stays"
             )
         command = continue_command(log_path)
         if command is not None:
@@ -424,19 +416,11 @@ class TrainingSession:
         self._log.close()
 
 
-async def run_evaluators(
-    evaluators: Sequence[Evaluator],
-    client: TrainingClient,
-    seconds: dict[int, float] | None = None,
-) -> Metrics:
-    """Runs evaluators on the client's current weights; sampling evaluators share one snapshot.
-
-    ``seconds`` receives the time of each evaluator by its ``id``.
-    """
+async def run_evaluators(evaluators: Sequence[Evaluator], client: TrainingClient) -> Metrics:
+    """Runs evaluators on the client's current weights; sampling evaluators share one snapshot."""
     metrics: Metrics = {}
     snapshot: SamplingClient | None = None
     for evaluator in evaluators:
-        begun = time.monotonic()
         activity().details["evaluating"] = ""  # what the one before said
         if isinstance(evaluator, TrainingClientEvaluator):
             metrics.update(await evaluator(client))
@@ -445,8 +429,6 @@ async def run_evaluators(
             if snapshot is None:
                 snapshot = await client.save_weights_and_get_sampling_client()
             metrics.update(await evaluator(snapshot))
-        if seconds is not None:
-            seconds[id(evaluator)] = time.monotonic() - begun
     return metrics
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook.preference import train_dpo
-from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons, Ties
+from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons
 from tinker_cookbook.recipes.preference.datasets import get_comparison_builder
 from tinker_cookbook.recipes.start import DEMO_MODEL, blocking, chat_data
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -38,7 +38,6 @@ class CLIConfig(train_dpo.Config):
         default=None, doc="Tokens after which answers are cut; default: the model's context"
     )
     batch_size: int = chz.field(default=8, doc="Pairs per step")
-    ties: Ties = chz.field(default="drop", doc="drop, or half: both ways at half weight")
     learning_rate: float | None = None  # a tenth of the recommended rate
     eval_every: int = 10
 
@@ -49,7 +48,6 @@ class CLIConfig(train_dpo.Config):
             comparison_builder=get_comparison_builder(
                 self.dataset, self.test_path, self.test_size, self.seed
             ),
-            ties=self.ties,
         )
 
 

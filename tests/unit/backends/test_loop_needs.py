@@ -35,8 +35,7 @@ def config_of(cls: type[TrainingConfig], **settings):
         ),
         (rl_train.Config, {}, {"loss:importance_sampling"}),
         (rl_train.Config, {"loss_fn": "gspo"}, {"loss:gspo"}),
-        (rl_train.Config, {"loss_fn": "ppo", "num_substeps": 2}, {"loss:ppo"}),
-        (rl_train.Config, {"loss_fn": "ppo"}, {"loss:ppo", "loss:importance_sampling"}),
+        (rl_train.Config, {"loss_fn": "ppo"}, {"loss:ppo"}),
         (
             rl_train.Config,
             {"importance_ratio_cap": 2.0},
@@ -80,19 +79,3 @@ def config_of(cls: type[TrainingConfig], **settings):
 def test_needs_of_each_loop(cls, settings, expected):
     needs = config_of(cls, **settings).server_needs()
     assert {need.feature for need in needs} == expected
-    # Only a loss with the same gradient has a fallback.
-    fallbacks = {need.feature for need in needs if need.falls_back_to}
-    on_policy_ppo = settings == {"loss_fn": "ppo"}
-    assert fallbacks == ({"loss:ppo"} if on_policy_ppo else set())
-
-
-def test_the_config_for_a_server_without_the_loss():
-    config = config_of(rl_train.Config, loss_fn="cispo", loss_fn_config={"clip_low_threshold": 0.5})
-    assert config.for_server(frozenset()) is config
-    replaced = config.for_server(frozenset({"loss:cispo"}))
-    assert (replaced.training_loss_fn(), replaced.loss_fn_config) == ("importance_sampling", None)
-    on_policy = AsyncConfig(max_steps_off_policy=0, groups_per_batch=4)
-    config = config_of(rl_train.Config, async_config=on_policy)
-    replaced = config.for_server(frozenset({"loss:stable_reinforce"}))
-    assert replaced.training_loss_fn() == "importance_sampling"
-    assert not replaced.records_stability_info()

@@ -20,7 +20,6 @@ from tinker_cookbook.distillation.topk_distributions import (
 )
 from tinker_cookbook.exceptions import (
     BackendError,
-    DataError,
     DataValidationError,
 )
 
@@ -128,24 +127,6 @@ def test_tokens_that_the_student_lacks_are_left_out():
     assert found["teacher/forward_kl"] == pytest.approx(0, abs=1e-6)
     with pytest.raises(DataValidationError, match="same tokenizer"):
         TopK(np.array([[7, 9]]), logprobs[:, :2]).within(5)
-
-
-def test_an_example_without_a_trained_token_is_refused(place):
-    item = ref.datum(place.tokenizer, "Once upon", "")
-    with pytest.raises(DataValidationError, match="at least one trained token"):
-        soften(place, [item])
-
-
-def test_an_example_with_soft_targets_is_refused(place):
-    (soft,) = soften(place, data_of(place)[:1])
-    with pytest.raises(DataValidationError, match="one target per position"):
-        soften(place, [soft.datum])
-
-
-def test_an_example_longer_than_the_teachers_context_is_named(place):
-    prompt = tinker.ModelInput.from_ints([1] + [300] * 512)
-    with pytest.raises(DataError, match=r"513 tokens.*max_length"):
-        asyncio.run(score_with_topk(place.teacher, prompt, 5))
 
 
 class _Answer:

@@ -132,7 +132,6 @@ def test_a_run_with_two_teachers(stories_model, tmp_path):
     for name in ("teacher/cross_entropy", "teacher/entropy", "teacher/topk_mass"):
         assert first[name] > 0
     assert {"teacher/forward_kl/dataset_0", "teacher/forward_kl/dataset_1"} <= set(first)
-    assert all(row["num_cut"] >= 1 for row in rows[1:])  # some are longer than 33 tokens
     assert rows[0]["test/forward_kl"] == pytest.approx(0, abs=1e-5)
     assert rows[0]["test/nll"] > 0
     assert rows[-1]["test/topk_mass"] == rows[0]["test/topk_mass"]

@@ -12,13 +12,9 @@ from tinker_cookbook.distillation.datasets import (
     PromptOnlyDataset,
     PromptOnlyDatasetBuilder,
     PromptOnlyEnv,
-    load_deepmath_prompts,
     load_prompts,
-    load_tulu3_prompts,
 )
 from tinker_cookbook.exceptions import (
-    DataError,
-    DataFormatError,
     DataValidationError,
 )
 from tinker_cookbook.renderers import get_renderer
@@ -53,25 +49,6 @@ def test_prompts_and_conversations_up_to_the_last_question(tmp_path):
     assert load_prompts(file, 1) == [[{"role": "user", "content": "one"}]]
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("{", r"p\.jsonl:2: not JSON"),
-        ([1], r"p\.jsonl:2: got list, expected"),
-        ({"text": "x"}, r"p\.jsonl:2: got None as prompt and the fields text; expected"),
-        ({"prompt": "  "}, r"p\.jsonl:2: got '  ' as prompt"),
-        ({"prompt": 3}, r"p\.jsonl:2: got 3 as prompt"),
-        ({"messages": "hi"}, r"p\.jsonl:2: messages: got 'hi'"),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, r"p\.jsonl:2: got messages of"),
-        ({"messages": [{"content": "x"}]}, r"p\.jsonl:2: "),
-    ],
-)
-def test_invalid_lines_are_refused(tmp_path, row, message):
-    file = write(tmp_path / "p.jsonl", {"prompt": "one"}, row)
-    with pytest.raises(DataFormatError, match=message):
-        load_prompts(file)
-
-
 def test_hub_names_read_the_hubs_dataset(monkeypatch):
     asked = []
 
@@ -82,24 +59,6 @@ def test_hub_names_read_the_hubs_dataset(monkeypatch):
     monkeypatch.setattr(prompts_module, "load_hf_dataset", load)
     assert [prompt[0]["content"] for prompt in load_prompts("deepmath")] == ["1?", "2?"]
     assert asked == [("zwhe99/DeepMath-103K", "train")]
-
-
-def test_prompts_of_known_sets_as_texts(monkeypatch, caplog):
-    talk = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
-    more = [{"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    rows = {"zwhe99/DeepMath-103K": [{"question": "1?"}]}
-    rows["allenai/tulu-3-sft-mixture"] = [{"messages": [*talk, *more]}]
-
-    def load(path, split, name=None, instead=""):
-        if split != "train":
-            raise DataError("there is no such split")
-        return rows[path]
-
-    monkeypatch.setattr(prompts_module, "load_hf_dataset", load)
-    assert load_deepmath_prompts() == ["1?"]
-    assert load_tulu3_prompts() == ["a"]
-    assert load_deepmath_prompts("test") is None
-    assert "split 'test' do not load: there is no such split" in caplog.text
 
 
 def test_a_dataset_of_texts_as_code_for_the_official_package_makes_it(model):

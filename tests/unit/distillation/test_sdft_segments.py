@@ -10,8 +10,6 @@ import pytest
 import tinker
 
 from tinker_cookbook.distillation import sdft
-from tinker_cookbook.distillation.topk_distributions import score_with_topk
-from tinker_cookbook.exceptions import BackendError
 
 PROMPT = tinker.ModelInput.from_ints([90, 91])
 BUILDERS = [sdft.build_topk_distillation_datums, sdft.build_reverse_kl_datums]
@@ -101,32 +99,12 @@ def test_a_teacher_prompt_that_does_not_fit_is_not_sent():
     assert metrics["sdft/num_without_targets"] == metrics["sdft/teacher_truncated_count"] == 1
 
 
-def test_an_answer_without_a_token_to_train_has_no_targets():
-    datum = rollout()
-    datum.loss_fn_inputs["mask"] = tinker.TensorData.from_numpy(np.zeros(7, np.float32))
-    _, weights, metrics = build(BUILDERS[0], Teacher(), datum)
-    assert not weights.any()
-    assert metrics["sdft/num_without_targets"] == 1
-    assert metrics["sdft/teacher_truncated_count"] == 0
-
-
 @pytest.mark.parametrize(("teacher", "kept"), [(Teacher(6), [1, 2]), (Teacher(None, 3), [1, 5, 6])])
 def test_rows_that_the_teacher_left_out_are_counted_and_shift_nothing(teacher, kept):
     ids, weights, metrics = build(BUILDERS[0], teacher)
     assert np.flatnonzero(weights.any(-1)).tolist() == kept
     assert ids[kept, 0].tolist() == [{1: 110, 2: 111, 5: 130, 6: 131}[at] for at in kept]
     assert metrics["sdft/teacher_missing_count"] == 4 - len(kept)
-
-
-def test_targets_elsewhere_need_every_row_and_no_logprobs():
-    sequence = tinker.ModelInput.from_ints([1, 2, 3])
-    topk, logprobs = asyncio.run(score_with_topk(Teacher(), sequence, 1))
-    assert topk.ids.tolist() == [[102], [103]]
-    assert logprobs.size == 0
-    with pytest.raises(BackendError, match="those of 2 positions"):
-        asyncio.run(score_with_topk(Teacher(2), sequence, 1))
-    with pytest.raises(BackendError, match="row 1 of 2 is empty"):
-        asyncio.run(score_with_topk(Teacher(None, 2), sequence, 1))
 
 
 def test_advantages_are_the_differences_at_the_sampled_tokens():

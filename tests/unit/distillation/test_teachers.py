@@ -20,14 +20,13 @@ from tinker_cookbook.distillation.on_policy_prompts import (
     TeacherView,
 )
 from tinker_cookbook.distillation.on_policy_teachers import Teacher, TeacherSignal, add_reverse_kl
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.data_processing import assemble_training_data, trajectory_to_data
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
 from tinker_cookbook.rl.loop.adjuster import RolloutData
 from tinker_cookbook.rl.loop.sources import RolloutGroup
 from tinker_cookbook.rl.rollouts.hooks import teacher_observation
-from tinker_cookbook.rl.types import Env, Trajectory, TrajectoryGroup, Transition
+from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 
@@ -122,16 +121,6 @@ def test_a_discount_lets_a_token_answer_for_later_ones():
     assert advantages(data)[0] == pytest.approx([0, 0.7 + 0.5 * 1.6, 1.6], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("coef", "expected"), [(1.0, [1.0, 1.0]), (0.0, [0, 0]), (0.5, [0.5, 0.5])]
-)
-def test_rewards_are_added_with_their_weight(coef, expected):
-    data = played((0, [ONE]), rewards=[[1.0]])
-    signal = TeacherSignal([Teacher(Scorer())], reward_coef=coef)
-    asyncio.run(signal.adjust(data))
-    assert np.array(advantages(data)[0][1:]) - [0.7, 1.6] == pytest.approx(expected, abs=1e-6)
-
-
 def test_a_teacher_that_agrees_gives_no_signal_but_rewards_do():
     same = episode(turn([1, 2], [3, 4], [-0.3, -0.4]))
     signal = TeacherSignal([Teacher(Scorer())])
@@ -211,42 +200,6 @@ def renderers(model, *names):
     return [get_renderer(name, get_tokenizer(model)) for name in names]
 
 
-def test_a_text_that_ends_an_answer_becomes_the_mark_of_the_teacher(model, client, plain):
-    """Of several tokens against one: the difference over all of them is shared alike."""
-    student, teacher = renderers(model, "role_colon", "chatml")
-    tokenizer = get_tokenizer(model)
-    said, ending = tokenizer.encode(" yes."), tokenizer.encode("\n\nUser:")
-    tokens = [*said, *ending]
-    sampled = [-0.01 * (i + 1) for i in range(len(tokens))]
-    view = TeacherView(teacher, system_prompt="Be kind.")
-    seen = view.render("", USER).to_ints()
-    system = {"role": "system", "content": "Be kind."}
-    assert seen == teacher.build_generation_prompt([system, *USER]).to_ints()
-    data = played(
-        (
-            0,
-            [
-                episode(
-                    turn(
-                        student.build_generation_prompt(USER).to_ints(),
-                        tokens,
-                        sampled,
-                        teacher_ob=seen,
-                    )
-                )
-            ],
-        )
-    )
-    signal = TeacherSignal([Teacher(client, AnswerEndings(student, teacher))])
-    asyncio.run(signal.adjust(data))
-    (mark,) = teacher.get_stop_sequences()
-    judged = exact(plain, seen, [*said, mark])
-    expected = [judged[i] - sampled[i] for i in range(len(said))]
-    whole = sum(sampled[len(said) :]) - judged[-1]
-    expected += [-whole / len(ending)] * len(ending)
-    assert advantages(data)[0][-len(tokens) :] == pytest.approx(expected, abs=1e-4)
-
-
 def test_a_mark_becomes_the_text_and_later_turns_are_rendered_anew(model, client, plain):
     student, teacher = renderers(model, "chatml", "role_colon")
     tokenizer = get_tokenizer(model)
@@ -321,17 +274,3 @@ def test_a_group_takes_its_teachers_view_to_another_process(model):
     assert seen.to_ints() == teacher.build_generation_prompt(asked).to_ints()
     plainly = TeacherGroupBuilder(group, 0, None)
     assert asyncio.run(teacher_observation(asyncio.run(plainly.make_envs())[0])) is None
-
-
-def test_an_environment_without_a_conversation_says_what_to_do(model):
-    class Bare(Env):
-        async def initial_observation(self):
-            raise NotImplementedError
-
-        async def step(self, action, *, extra=None):
-            raise NotImplementedError
-
-    (chatml,) = renderers(model, "chatml")
-    env = TeacherView(chatml, system_prompt="x").attach_to(Bare())
-    with pytest.raises(ConfigurationError, match="Bare has no messages, which a teacher with"):
-        asyncio.run(teacher_observation(env))

@@ -8,7 +8,6 @@ import pytest
 from comparisons import comparison
 
 from tinker_cookbook.backends import connect
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.preference.comparison_policy_evaluator import (
     ComparisonEvaluator,
 )
@@ -101,11 +100,3 @@ async def test_a_baseline_answers_in_place_of_the_data(policy, evaluator):
     judge.seen.clear()
     await compare(policy)
     assert {(p, a) for p, a, _ in judge.seen[::2]} == before
-
-
-def test_invalid_settings_are_refused(evaluator):
-    judge = Judge(against_the_data)
-    with pytest.raises(DataValidationError, match="comparisons: got none"):
-        evaluator(judge, comparisons=[])
-    with pytest.raises(ConfigurationError, match="max_concurrency: got 0"):
-        evaluator(judge, max_concurrency=0)

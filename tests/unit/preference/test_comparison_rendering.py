@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from comparisons import FOOD, comparison, labeled, pair_row, said, write_rows
 
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference.preference_datasets import (
     ChatDatasetBuilderFromComparisons,
     ComparisonBuilderFromJsonl,
@@ -86,13 +85,6 @@ def test_formats_without_later_system_messages_read_one_message(make_renderer):
 
 
 BEANS = said("assistant", "Beans")
-
-
-def test_labels_that_no_token_tells_apart_are_refused(make_renderer, monkeypatch):
-    renderer = ComparisonRendererFromChatRenderer(make_renderer("smollm2", "smollm2"))
-    monkeypatch.setattr("tinker_cookbook.preference.comparison.LABELS", ("A", "B", "A again"))
-    with pytest.raises(ConfigurationError, match="begin with the same token in part"):
-        _ = renderer.label_tokens
 
 
 @pytest.fixture

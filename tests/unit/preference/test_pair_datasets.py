@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from comparisons import labeled, pair_row, said, write_rows
 
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons
 from tinker_cookbook.preference.preference_datasets import ComparisonBuilderFromJsonl
 from tinker_cookbook.supervised.nll_evaluator import all_data
@@ -117,35 +117,13 @@ def test_ties_are_left_out_and_counted(builder):
         builder(judged_row("Tie"))()
 
 
-def test_half_ties_stand_both_ways_at_half_weight(builder):
-    rows = [judged_row("Tie", 0), judged_row("A", 1)]
-    made = builder(*rows, test=rows, batch_size=2, ties="half")
-    train, test = made()
-    data = train.get_batch(0)
-    assert [trained_text(made, d).split(",")[0] for d in data] == [
-        "Yes",
-        "No",
-        "No",
-        "Yes",
-        "Yes",
-        "No",
-    ]
-    assert [max(weights_of(datum)) for datum in data] == [0.5] * 4 + [1.0] * 2
-    assert {w for datum in data for w in weights_of(datum)} == {0.0, 0.5, 1.0}
-    assert len(all_data(test)) == 2  # nothing to be right about in a tie
-
-
-def test_max_length_cuts_the_end_of_answers_and_says_so(builder, caplog):
+def test_max_length_cuts_the_end_of_answers(builder):
     rows = [pair_row(i, chosen=f"Yes {i} " + "and so on " * 30) for i in range(3)]
     full, _ = builder(*rows, batch_size=3)()
     cut, _ = builder(*rows, batch_size=3, max_length=40)()
     for datum, short in zip(full.get_batch(0), cut.get_batch(0), strict=True):
         assert whole(short) == whole(datum)[:40]
         assert weights_of(short) == weights_of(datum)[:39]
-    cut.get_batch(0)
-    assert (cut.num_cut, cut.num_dropped) == (3, 0)
-    assert cut.report() == ["3 comparisons: an answer was truncated at max_length"]
-    assert caplog.text.count("max_length=40 truncates an answer") == 1
 
 
 def test_prompts_that_fill_max_length_are_left_out_and_counted(builder):
@@ -157,19 +135,3 @@ def test_prompts_that_fill_max_length_are_left_out_and_counted(builder):
     train, _ = builder(rows[1], max_length=60)()
     with pytest.raises(EmptyBatchError, match="raise max_length"):
         train.get_batch(0)
-
-
-def test_answers_of_several_turns_train_the_assistants_words_only(builder):
-    answer = [said("assistant", "Yes."), said("user", "Sure?"), said("assistant", "I am.")]
-    made = builder(pair_row(chosen=answer))
-    chosen, _ = made()[0].get_batch(0)
-    assert trained_text(made, chosen) == "Yes.<|im_end|>I am.<|im_end|>"
-
-
-def test_invalid_settings_are_refused(builder):
-    with pytest.raises(ConfigurationError, match="ties: got 'both', expected 'drop' or 'half'"):
-        builder(pair_row(), ties="both")()
-    with pytest.raises(ConfigurationError, match="batch_size: got 0"):
-        builder(pair_row(), batch_size=0)()
-    with pytest.raises(ConfigurationError, match="batch_size: got 3, expected at most 1"):
-        builder(pair_row(), batch_size=3)()

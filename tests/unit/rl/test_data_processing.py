@@ -124,8 +124,6 @@ def test_untrainable_data_is_refused():
     without = TokensWithLogprobs([2], None)
     with pytest.raises(DataValidationError, match="turn 0: this completion has no log-prob"):
         trajectory_to_data(episode(turn([1], without)), 1.0)
-    with pytest.raises(DataValidationError, match="traj_advantage: got inf"):
-        trajectory_to_data(episode(turn([1], [2])), float("inf"))
 
 
 # --- against a plain loop -----------------------------------------------------------------------
@@ -271,16 +269,10 @@ def test_compaction_every_three_turns_is_a_datum_for_three_turns(qwen, num_turns
 # --- batches ------------------------------------------------------------------------------------
 
 
-def test_advantages_must_match_and_errors_say_where():
+def test_errors_say_where():
     groups = [group_of_rewards(1, 0), group(episode(turn([], [1])))]
-    with pytest.raises(DataValidationError, match=r"got groups of \[2\], expected \[2, 1\]"):
-        assemble_training_data(groups, [np.zeros(2)])
     with pytest.raises(DataValidationError, match="group 1, member 0: turn 0: its observation is"):
         assemble_training_data(groups, [np.zeros(2), np.zeros(1)])
-
-
-def span(s):
-    return type(s).__name__[:6], s.sequence_id, s.offset, s.length
 
 
 def test_provenance_names_the_sample_and_place_of_every_position():

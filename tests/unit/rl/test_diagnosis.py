@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import tinker
 from talk_samples import ASK, END, answers, group_of, talk
@@ -30,50 +32,40 @@ def masked():
 
 
 CASES = {
-    "no_episode": ([], ["3 rollout errors", "logs.log"]),
-    "no_turn": ([group_of(*[Trajectory([], tinker.ModelInput.empty())] * 2)], ["too long"]),
-    "all_masked": (masked(), ["None of the 2 answers is trained on", "mask_error_turns"]),
-    "group_of_one": ([answers(1.0), answers(0.0)], ["single sample", "group_size=4"]),
-    "cut_off": (
-        groups_of(lambda i: "12345"),
-        ["In all 8 groups", "the same reward, 0.000", "100% of the answers were cut off at "
-         "max_tokens=5", "raise max_tokens"],
-    ),
-    "empty": (groups_of(lambda i: END), ["100% of the answers are empty", "renderer_name"]),
-    "format": (groups_of(ended, -0.1, format=0.0), ["the same reward, -0.100", "0% of the "
-               "answers have the format", "check_format"]),
-    "same_text": (groups_of(lambda i: f"7 {END}"), ["the same text", "temperature"]),
-    "all_bad": (groups_of(ended), ["group_size (now 4)", "easier task", "temperature"]),
-    "one_reward": (groups_of(ended, 0.5), ["All 32 samples have exactly", "look at the answer"]),
-    "all_good": (groups_of(ended, 1.0), ["the same reward, 1.000", "harder"]),
-    "all_constant": ([answers(1.0, 1.0), answers(0.0, 0.0)], ["from 0.000 to 1.000",
-                     "group_size (now 2)"]),
-}  # fmt: skip
+    "no_turn": ([group_of(*[Trajectory([], tinker.ModelInput.empty())] * 2)], "too long"),
+    "all_masked": (masked(), "None of the 2 answers is trained on"),
+    "group_of_one": ([answers(1.0), answers(0.0)], "group_size=4"),
+    "cut_off": (groups_of(lambda i: "12345"), r"\(0.000\): .* 100% .* cut off at max_tokens=5"),
+    "empty": (groups_of(lambda i: END), "100% of the answers are empty"),
+    "format": (groups_of(ended, -0.1, format=0.0), "100% of the answers .* check_format"),
+    "same_text": (groups_of(lambda i: f"7 {END}"), "the same text"),
+    "all_bad": (groups_of(ended), r"group_size \(now 4\)"),
+    "one_reward": (groups_of(ended, 0.5), "look at the answer"),
+    "all_good": (groups_of(ended, 1.0), r"\(1.000\): .* harder"),
+    "all_constant": ([answers(1.0, 1.0), answers(0.0, 0.0)], r"\(0.000 to 1.000\)"),
+}
 
 
 @pytest.mark.parametrize("cause", CASES)
 def test_each_cause_is_named(cause):
-    groups, parts = CASES[cause]
-    found = diagnose(groups, {"rollout_errors/total": 3})
+    groups, text = CASES[cause]
+    found = diagnose(groups, {}, 5)
     assert found is not None
     assert found.cause == cause
-    for part in parts:
-        assert part in found.text
+    assert re.search(text, found.text)
 
 
 def test_a_batch_with_a_mixed_group_is_fine():
-    assert diagnose([answers(0.0, 0.0), answers(0.0, 0.5)]) is None
+    assert diagnose([answers(0.0, 0.0), answers(0.0, 0.5)], {}, 5) is None
     # Also where much is cut off: then it is slow, not stuck.
-    assert diagnose([group_of(talk(("q", "abc", 0.0)), talk(("q", "abcd", 1.0)))]) is None
+    cut = group_of(talk(("q", "abc", 0.0)), talk(("q", "abcd", 1.0)))
+    assert diagnose([cut], {}, 4) is None
 
 
 def test_a_solved_task_is_no_matter_of_max_tokens():
-    found = diagnose(groups_of(lambda i: "12345", 1.0))
+    found = diagnose(groups_of(lambda i: "12345", 1.0), {}, 5)
     assert found is not None
     assert found.cause == "all_good"
-
-
-# --- sampler and learner far apart ---------------------------------------------------------------
 
 
 def test_a_high_kl_says_what_to_do():

@@ -205,39 +205,3 @@ def test_a_worker_that_hangs_does_not_outlive_a_killed_program_for_long(tmp_path
     process.wait(timeout=30)
     assert not gone(worker, 0.2)
     assert gone(worker, 15)
-
-
-UNGUARDED = """
-print("started", flush=True)
-import asyncio
-from tinker_cookbook.grading.mathematics import grade_math
-from tinker_cookbook.grading.worker_pool import TimedPool
-
-def double(x):
-    return 2 * x
-
-pool = TimedPool(max_workers=1, timeout_seconds=30)
-print(asyncio.run({call}))
-"""
-
-
-@pytest.mark.parametrize(
-    ("call", "printed", "error"),
-    [
-        ('grade_math("2^{-1}", "1/2", pool=pool, timeout_seconds=30)', "started\nTrue\n", ""),
-        ("pool.call(double, 2)", "started\nstarted\n", 'below `if __name__ == "__main__":`'),
-    ],
-)
-def test_a_script_without_a_guard_is_not_run_again_in_the_workers(tmp_path, call, printed, error):
-    program = tmp_path / "program.py"
-    program.write_text(UNGUARDED.format(call=call))
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stdout == printed
-    assert error in done.stderr
-    assert (done.returncode == 0) is (not error)

@@ -8,16 +8,12 @@ import threading
 import pytest
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
-from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.renderers import ToolCall, UnparsedToolCall, get_text_content
 from tinker_cookbook.rl.envs.message_env import (
     EnvFromMessageEnv,
-    History,
     MessageEnv,
     MessageStepResult,
-    _warn_without_effect,
 )
-from tinker_cookbook.rl.report.diagnosis import diagnose
 from tinker_cookbook.rl.rollouts.episode import run_rollout
 from tinker_cookbook.rl.rollouts.hooks import RolloutHooks
 from tinker_cookbook.rl.rollouts.limits import (
@@ -26,7 +22,7 @@ from tinker_cookbook.rl.rollouts.limits import (
     RolloutLimits,
     TerminationRewardPolicy,
 )
-from tinker_cookbook.rl.types import StopReason, TrajectoryGroup
+from tinker_cookbook.rl.types import StopReason
 
 
 def user(text):
@@ -102,8 +98,6 @@ def test_a_malformed_answer_ends_the_episode_by_default(renderer):
     assert trajectory.stop_reason is StopReason.PARSE_ERROR
     assert env.told == []
     assert trajectory.transitions[0].metrics == {"parse_error": 1.0, "stop/parse_error": 1.0}
-    kept = "Echo.step; the reward -1 is failed_parse_reward"
-    assert trajectory.transitions[0].logs == {"not_passed_to": kept}
 
 
 def test_an_answer_that_was_cut_off_ends_the_episode_by_default(renderer):
@@ -148,34 +142,17 @@ def test_the_policy_of_the_rollout_goes_before_the_environments_rules(renderer):
     assert "User: again: the message is too long and was truncated" in says.prompts[3]
 
 
-def test_an_answer_cut_off_that_no_one_takes_ends_the_episode(renderer, caplog):
-    _warn_without_effect.cache_clear()
+def test_an_answer_cut_off_that_no_one_takes_ends_the_episode(renderer):
     wrapped = EnvFromMessageEnv(renderer, Echo(), terminate_on_length=False)
     trajectory = play(wrapped, Says(renderer, "y…"))
     assert trajectory.transitions[0].reward == -0.1 + 10
     assert trajectory.stop_reason is StopReason.MAX_TOKENS
-    assert "terminate_on_length=False has no effect on Echo" in caplog.text
-    told = diagnose([TrajectoryGroup([trajectory] * 2, [0.0] * 2, [{}] * 2)], max_tokens=3)
-    assert told is not None
-    assert told.text.endswith(
-        " 0 of 2 answers reached Echo.step: the reward -0.1 is context_overflow_reward."
-    )
     # Where malformed answers do not end the episode, this one does not either.
     says = Says(renderer, "y…", "a")
     flags = {"terminate_on_length": False, "terminate_on_parse_error": False}
     trajectory = play(EnvFromMessageEnv(renderer, Echo(1), **flags), says)
     assert "too long and was truncated" in says.prompts[1]
     assert [t.reward for t in trajectory.transitions] == [-1.0, 11.0]
-
-
-@pytest.mark.parametrize("wrong", [None, (1.0, True), {"reward": 1.0}])
-def test_invalid_step_result_is_refused(renderer, wrong):
-    class Wrong(Echo):
-        async def step(self, message):
-            return wrong
-
-    with pytest.raises(DataValidationError, match=rf"Wrong.step returned {type(wrong).__name__}"):
-        play(EnvFromMessageEnv(renderer, Wrong()), Says(renderer, "a"))
 
 
 def test_a_conversation_with_a_cut_off_answer_may_go_on(renderer):
@@ -291,18 +268,6 @@ def test_hooks_put_messages_into_the_conversation(renderer):
     assert policy.prompts[0] == "User: go\n\nUser: hurry 0\n\nAssistant:"
     assert policy.prompts[1].startswith(policy.prompts[0] + " a")
     assert policy.prompts[1].endswith("User: you said a\n\nUser: hurry 1\n\nAssistant:")
-
-
-def test_history_keeps_messages_in_the_order_in_which_they_were_said():
-    history = History()
-    history.update([user("1")])
-    history.add([user("x"), user("y")])
-    history.update([user("1"), user("2")])
-    history.add([user("z")])
-    assert [m["content"] for m in history.seen] == ["1", "x", "y", "2", "z"]
-    assert [m["content"] for m in history.own] == ["1", "2"]
-    history.update([user("short")])  # a compaction: what came later is gone
-    assert [m["content"] for m in history.seen] == ["short", "x", "y"]
 
 
 def test_rendering_does_not_block_the_event_loop(renderer, monkeypatch):

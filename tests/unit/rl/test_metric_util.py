@@ -8,7 +8,6 @@ from trajectory_samples import action, episode, group, group_of_rewards, turn
 from tinker_cookbook.rl.metric_util import (
     compute_sampling_client_metrics,
     compute_trajectory_metrics,
-    dataset_to_env_group_builders,
 )
 from tinker_cookbook.rl.report.trajectory_metrics import TrajectoryTotals, error_metrics
 from tinker_cookbook.rl.types import RolloutError, StopReason
@@ -84,13 +83,6 @@ def test_events_are_shares_of_all_turns_and_episodes():
     assert not {"parse_error", "zero_reward_on_limit"} & set(quiet)
 
 
-def test_an_environment_cannot_overwrite_what_is_measured():
-    tricky = group(episode(turn([1], [2], 1.0, metrics={"reward/total": 99, "total_turns": 99})))
-    metrics = compute_trajectory_metrics([tricky], [[]])
-    assert metrics["env/all/reward/total"] == 1
-    assert metrics["env/all/total_turns"] == 1
-
-
 def test_totals_of_parts_are_those_of_the_whole():
     groups = [*two_groups(), group_of_rewards(0.1, 0.2, 0.3)]
     tags = [["a"], ["b"], ["a"]]
@@ -127,16 +119,3 @@ def test_rollout_errors_are_counted_by_type():
         "rollout_errors/groups_skipped": 2,
     }
     assert error_metrics([]) == {}
-
-
-def test_all_group_builders_of_a_dataset_in_order():
-    batches = [["a", "b"], ["c"]]
-
-    class Batches:
-        def __len__(self):
-            return len(batches)
-
-        def get_batch(self, index):
-            return batches[index]
-
-    assert dataset_to_env_group_builders(Batches()) == ["a", "b", "c"]

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import sys
 
 import byte_tokenizer
 import pytest
 from rollout_samples import Steps, prompt
 
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.official.rl_play_w_env import (
-    Config,
-    main,
     play_env,
 )
 from tinker_cookbook.rl.types import StepResult
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
 
 @pytest.fixture(scope="module")
@@ -66,23 +60,3 @@ def test_play_an_episode(tokenizer):
     assert shown[3] == "Q2:"  # only what is new
     assert shown[-1] == "end: completed, reward 1"
     assert trajectory.transitions[0].ac.maybe_logprobs is None
-
-
-def test_from_the_command_line(monkeypatch, capsys, tokenizer):
-    builder = "dataset_builder"
-    arguments = [
-        f"{builder}=recipes.math_rl.arithmetic_env:ArithmeticDatasetBuilder",
-        f"{builder}.model_name_for_tokenizer={byte_tokenizer.NAME}",
-        f"{builder}.renderer_name=role_colon",
-        f"{builder}.batch_size=1",
-        f"{builder}.group_size=2",
-        f"model_name={byte_tokenizer.NAME}",
-    ]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("7\n"))
-    asyncio.run(main(parse_arguments(Config, arguments)))
-    shown = capsys.readouterr().out
-    assert "Assistant:" in shown
-    assert "end: completed" in shown
-    for wrong in ("member=2", "group=1", "batch=-1"):
-        with pytest.raises(ConfigurationError, match=f"{wrong[:-2].rstrip('=')}: got "):
-            asyncio.run(main(parse_arguments(Config, [*arguments, wrong])))

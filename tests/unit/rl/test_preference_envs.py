@@ -11,7 +11,6 @@ import chz
 import pytest
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
 from tinker_cookbook.preference.types import Comparison, LabeledComparison, PreferenceModel
 from tinker_cookbook.renderers import get_renderer, get_text_content
@@ -249,18 +248,3 @@ def test_batches_are_groups_over_the_prompts(make_builder):
     train.set_epoch(1)
     shuffled = [one.convo_prefix for batch in range(3) for one in train.get_batch(batch)]
     assert shuffled != [one.convo_prefix for one in groups]
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"group_size": 1}, "group_size: got 1, expected at least 2"),
-        ({"batch_size": 0}, "batch_size: got 0"),
-        ({"matchup_group_size": 1}, "matchup_group_size: got 1, expected at least 2"),
-        ({"num_test": -1}, "num_test: got -1"),
-        ({"test_group_size": 0}, "test_group_size: got 0"),
-    ],
-)
-def test_invalid_settings_are_refused(make_builder, settings, words):
-    with pytest.raises(ConfigurationError, match=words):
-        make_builder(**settings).check()

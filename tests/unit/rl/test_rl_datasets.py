@@ -8,7 +8,6 @@ from collections import Counter
 import chz
 import pytest
 
-from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.rl import EpochCycledRLDataset, InterleavedRLDatasetBuilder
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 
@@ -105,28 +104,3 @@ def test_a_mixture_is_the_same_in_any_order_and_another_by_another_seed():
     assert batches(build(mixture(seed=1))[0]) != full
     with pytest.raises(IndexError):
         train.get_batch(100)
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"sources": [], "weights": []}, "At least one dataset"),
-        ({"weights": [1.0]}, "weights: got 1 for 2"),
-        ({"weights": [1.0, 0.0]}, r"weights\[1\]: got 0.0"),
-        ({"groups_per_batch": 0}, "groups_per_batch: got 0"),
-        ({"total_batches": 0}, "total_batches: got 0"),
-    ],
-)
-def test_invalid_settings_are_refused(changes, field):
-    with pytest.raises(ConfigurationError, match=field):
-        mixture(**changes).check()
-
-
-@pytest.mark.parametrize(
-    ("sizes", "what"),
-    [((), "0 batches"), ((2, 1, 2), "same number of groups"), ((0, 2), "0 groups")],
-)
-def test_sources_without_numbers_are_refused(sizes, what):
-    source = NumberedBuilder(sizes=sizes, name="odd")
-    with pytest.raises(DataError, match=what):
-        batches(build(mixture(sources=[source], weights=[1.0]))[0])

@@ -15,7 +15,6 @@ from tinker_cookbook.rl.rollouts.limits import (
 )
 from tinker_cookbook.rl.rollouts.presets import agentic
 from tinker_cookbook.rl.types import StopReason
-from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
 
 @pytest.mark.parametrize(
@@ -61,13 +60,3 @@ def test_the_agentic_settings():
     assert config.termination.clamps(StopReason.ROLLOUT_TIMEOUT)
     assert not config.termination.clamps(StopReason.CONTEXT_OVERFLOW)
     assert len(config.termination.limit_stop_reasons) == 5
-
-
-def test_they_can_be_set_on_the_command_line():
-    config = parse_arguments(
-        RolloutConfig, ["limits.max_turns=4", "termination.zero_reward_on_limit=True"]
-    )
-    assert config.limits.max_turns == 4
-    assert config.termination.zero_reward_on_limit
-    with pytest.raises(ConfigurationError, match="max_turns: got 0"):
-        parse_arguments(RolloutConfig, ["limits.max_turns=0"])

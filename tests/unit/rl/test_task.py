@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tinker_cookbook import rl
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.problem_env import ProblemEnv
 
 SMALL = {
@@ -79,32 +78,3 @@ def test_a_function_may_make_the_environment(model, tmp_path):
         make, ({"name": "Lily"},), model, max_steps=1, log_path=str(tmp_path / "run"), **SMALL
     )
     assert rows(asyncio.run(work))[-1]["step"] == 1
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"lerning_rate": 1e-3}, "lerning_rate: .*did you mean 'learning_rate'"),
-        ({"num_generations": 4}, "num_generations: .*'group_size'"),
-        ({"group_size": "8"}, "'group_size' to be int, got str"),
-        ({"groups_per_batch": 2}, "groups_per_batch: got it twice"),
-        ({"temperature": 0.0}, "temperature: got 0"),
-        ({"group_size": 1}, "group_size: got 1, expected at least 2"),
-        ({"problems": []}, "problems: got none"),
-        ({"env": lambda word: word}, "cannot be called as .*renderer"),
-        ({"env": lambda word, renderer: word}, "it returned a str, expected an Env"),
-    ],
-)
-def test_invalid_settings_are_refused(model, tmp_path, wrong, message):
-    right = {"env": WordsWithS, "problems": ["Lily"], "model_name": model, **SMALL}
-    with pytest.raises(ConfigurationError, match=message):
-        rl.run(**{**right, "max_steps": 1, "log_path": str(tmp_path / "run"), **wrong})
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
-
-
-def test_a_running_event_loop_is_named():
-    async def call():
-        rl.run(env=WordsWithS, problems=["Lily"])
-
-    with pytest.raises(ConfigurationError, match=r"await rl\.run_async"):
-        asyncio.run(call())

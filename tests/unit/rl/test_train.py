@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import chz
 import numpy as np
 import pytest
-from animal_stories import StoryDataset, StoryEnv, story_config
+from animal_stories import StoryEnv, story_config
 from train_runs import adapter, named_phases, rows, run, without_times
 
-from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.train import KLReferenceConfig, StreamMinibatchConfig
 
@@ -80,16 +79,6 @@ def test_transcripts_and_the_final_checkpoint_are_there(stories_model, tmp_path,
     assert line["final"]
     assert line["batch"] == 2
     assert line["sampler_path"]
-
-
-def test_the_same_seed_gives_the_same_run_and_another_does_not(stories_model, tmp_path):
-    found = []
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        config = story_config(stories_model, tmp_path / name, seed=seed)
-        found.append(run(config))
-    a, b, c = [[without_times(row) for row in one] for one in found]
-    assert a == b
-    assert a != c
 
 
 def test_substeps_are_several_optimizer_steps(stories_model, tmp_path):
@@ -251,20 +240,6 @@ def test_the_kl_penalty_pulls_towards_its_reference(stories_model, tmp_path):
     assert held[-1]["kl_pre_post_v2"] > 0
 
 
-def test_datasets_are_read_off_the_event_loop(stories_model, tmp_path, monkeypatch):
-    seen: list[str] = []
-    original = StoryDataset.get_batch
-
-    def get_batch(self, index):
-        seen.append(threading.current_thread().name)
-        return original(self, index)
-
-    monkeypatch.setattr(StoryDataset, "get_batch", get_batch)
-    run(story_config(stories_model, tmp_path, {"num_batches": 3}))
-    assert len(seen) >= 4
-    assert "MainThread" not in seen
-
-
 def test_a_finished_run_is_left_alone_and_can_be_made_longer(stories_model, tmp_path, capsys):
     config = story_config(stories_model, tmp_path, {"num_batches": 4}, max_steps=2)
     run(config)
@@ -278,27 +253,6 @@ def test_a_finished_run_is_left_alone_and_can_be_made_longer(stories_model, tmp_
     assert [without_times(row)["reward/total"] for row in longer] == [
         row["reward/total"] for row in straight
     ]
-
-
-def test_evaluators_of_the_config_run_too(stories_model, tmp_path):
-    config = story_config(
-        stories_model,
-        tmp_path,
-        {"num_batches": 2, "test_groups": 2},
-        evaluator_builders=[_Counting],
-        infrequent_evaluator_builders=[_Counting],
-        eval_every=1,
-        eval_temperature=0.0,
-    )
-    found = run(config)
-    assert [row["counted"] for row in found] == [1, 1, 1]
-    # Greedy: no difference within a group.
-    assert found[0]["test/env/all/by_group/frac_mixed"] == 0
-
-
-class _Counting(SamplingClientEvaluator):
-    async def __call__(self, sampling_client):
-        return {"counted": 1.0}
 
 
 def test_groups_are_played_in_an_executor(stories_model, tmp_path, monkeypatch):

@@ -190,33 +190,6 @@ def test_zero_off_policy_steps_is_on_policy(tmp_path):
     assert len(worker.started) == 12
 
 
-def test_no_more_groups_run_than_the_run_needs(tmp_path):
-    config = async_config(tmp_path, k=3, groups=2)
-    worker = FakeWorker(config)
-
-    async def go():
-        async with make_source(tmp_path, worker, config, 3) as source:
-            await run_steps(source, 3, 0.002)
-            await asyncio.sleep(0.01)
-
-    asyncio.run(go())
-    assert len(worker.started) == 6
-
-
-def test_groups_are_started_with_the_newest_weights(tmp_path):
-    config = async_config(tmp_path, k=1, groups=2)
-    worker = FakeWorker(config)
-
-    async def go():
-        async with make_source(tmp_path, worker, config, 4) as source:
-            await run_steps(source, 4, 0.003)
-
-    asyncio.run(go())
-    steps = [step for _, step in worker.started]
-    assert steps == sorted(steps)
-    assert steps[-1] >= 2
-
-
 def test_an_error_of_an_environment_reaches_the_loop(tmp_path):
     config = async_config(tmp_path)
 
@@ -256,17 +229,6 @@ def test_groups_that_fail_are_counted_and_made_up_for(tmp_path):
     found = asyncio.run(go())
     assert [len(one.groups) for one in found] == [4, 4, 4]
     assert sum(one.num_failed for one in found) >= 3
-
-
-def test_substeps_split_the_batch(tmp_path):
-    config = async_config(tmp_path, groups=4, num_substeps=2)
-
-    async def go():
-        async with make_source(tmp_path, FakeWorker(config), config) as source:
-            return await run_steps(source, 1)
-
-    (collected,) = asyncio.run(go())
-    assert [group.substep for group in collected.groups] == [0, 0, 1, 1]
 
 
 def test_the_problem_queue_goes_on_where_it_was(tmp_path):

@@ -10,7 +10,6 @@ from animal_stories import StoryDataset, StoryDatasetBuilder, story_config
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.task import TaskConfig
 from tinker_cookbook.rl.train import AsyncConfig, StreamMinibatchConfig
 
 ASYNC = AsyncConfig(max_steps_off_policy=1, groups_per_batch=4)
@@ -69,28 +68,6 @@ def test_invalid_settings_are_refused(stories_model, tmp_path, settings, message
     with pytest.raises(ConfigurationError) as error:
         story_config(stories_model, tmp_path, **settings).check()
     assert message in str(error.value)
-
-
-@pytest.mark.parametrize("wrong", [{"max_steps_off_policy": -1}, {"groups_per_batch": 0}])
-def test_numbers_of_an_async_config_are_checked_when_it_is_made(wrong):
-    with pytest.raises(ConfigurationError, match="async_config: got max_steps_off_policy"):
-        chz.replace(ASYNC, **wrong)
-    with pytest.raises(ConfigurationError, match=r"async_config.stale_groups: got 'drop'"):
-        chz.replace(ASYNC, stale_groups="drop")
-
-
-def test_stale_groups_is_a_key_of_asynchronous_recipes(stories_model, tmp_path):
-    def config(**settings):
-        data = StoryDatasetBuilder(model=stories_model)
-        given = {"renderer_name": "role_colon", "dataset_builder": data, **settings}
-        return TaskConfig(model_name=stories_model, **given).resolved()
-
-    made = config(max_steps_off_policy=2, stale_groups="train").async_config
-    assert (made.max_steps_off_policy, made.stale_groups) == (2, "train")
-    with pytest.raises(
-        ConfigurationError, match=r"stale_groups=train without max_steps_off_policy"
-    ):
-        config(stale_groups="train")
 
 
 def test_an_asynchronous_run_trains_with_the_loss_of_its_async_config(stories_model, tmp_path):

@@ -20,8 +20,6 @@ from tinker_cookbook.exceptions import (
     AllTrajectoriesFailedError,
     BackendError,
     ConfigurationError,
-    EvalGradingError,
-    RendererError,
     TinkerCookbookError,
 )
 from tinker_cookbook.rl.loop.async_source import AsyncSource
@@ -32,14 +30,11 @@ from tinker_cookbook.rl.loop.sources import (
     problem_batches,
 )
 from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
-from tinker_cookbook.rl.rollouts.async_utils import in_thread, run_in_daemon_thread
+from tinker_cookbook.rl.rollouts.async_utils import run_in_daemon_thread
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig, RolloutLimits
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup, RetryOnFailure
 from tinker_cookbook.rl.train import AsyncConfig
 from tinker_cookbook.rl.types import RLDataset, StepResult
-from tinker_cookbook.sandbox import SandboxInfrastructureError
-from tinker_cookbook.tool_use.execution import ToolUnavailableError
-from tinker_cookbook.utils.command_line.entrypoint import run_to_end
 from tinker_cookbook.utils.user_classes import accepts
 
 BEFORE_THE_FIRST_TURN = r"test set, group \d: .* before its first"
@@ -96,9 +91,6 @@ def test_prompts_that_fill_the_context_end_their_episodes(stories_model, tmp_pat
     monkeypatch.setattr(animal_stories, "OPENINGS", (long, *animal_stories.OPENINGS[1:]))
     (row,) = run(story_config(stories_model, tmp_path / "one", {"num_batches": 1}))
     assert (row["stop/context_overflow"], row["env/all/turns_per_episode"]) == (0.25, 0.75)
-    monkeypatch.setattr(animal_stories, "OPENINGS", (long,) * 4)
-    with pytest.raises(AllTrajectoriesFailedError, match=r"step 3: .*16 context_overflow"):
-        run(story_config(stories_model, tmp_path / "all", {"num_batches": 9}))
 
 
 def test_groups_that_cannot_be_played_are_left_out_and_counted(
@@ -180,13 +172,6 @@ def test_equal_rewards_train_nothing_and_warn(stories_model, tmp_path, caplog):
     assert all(not t.any() for name, t in adapter(tmp_path).items() if "lora_B" in name)
 
 
-def test_group_of_one_warns(stories_model, tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        found = run(story_config(stories_model, tmp_path, {"num_batches": 1, "group_size": 1}))
-    assert found[-1]["optim/num_steps"] == 0
-    assert any("single sample" in record.message for record in caplog.records)
-
-
 # --- every kind of failure, in every place and mode -------------------------------------------
 
 
@@ -243,30 +228,15 @@ FAILURES = {
     # name: (what happens in ``step``, the counted class)
     "sys.exit(0)": (raising(SystemExit(0)), "SystemExit"),
     "sys.exit(1) in a thread": (in_some_thread(SystemExit(1)), "SystemExit"),
-    "sys.exit in a pool": (in_some_thread(SystemExit(), in_thread), "SystemExit"),
     "Ctrl-C of a program": (in_some_thread(KeyboardInterrupt()), "KeyboardInterrupt"),
     "StopIteration in a thread": (in_some_thread(StopIteration()), "StopIteration"),
-    "StopIteration in a pool": (in_some_thread(StopIteration(), in_thread), "StopIteration"),
     "a leaked cancellation": (leaked_cancellation, "CancelledError"),
     "a cancelled rollout": (cancelled_rollout, "CancelledError"),
     "a group with a cancellation": (nested_exit, "BaseExceptionGroup"),
-    "GeneratorExit": (raising(GeneratorExit()), "GeneratorExit"),
     "an own BaseException": (raising(Stop("over")), "Stop"),
     "RuntimeError": (raising(RuntimeError("bug")), "RuntimeError"),
-    "MemoryError": (raising(MemoryError()), "MemoryError"),
-    "BackendError": (raising(BackendError("judge away")), "BackendError"),
-    "a broken sandbox": (
-        raising(SandboxInfrastructureError("always")),
-        "SandboxInfrastructureError",
-    ),
-    "no grade": (raising(EvalGradingError("no score")), "EvalGradingError"),
-    "a tool": (raising(ToolUnavailableError("gone")), "ToolUnavailableError"),
-    "a renderer": (raising(RendererError("cannot write")), "RendererError"),
     "a setting": (raising(ConfigurationError("no key")), "ConfigurationError"),
     "nan": (reward(float("nan")), "DataValidationError"),
-    "None": (reward(None), "DataValidationError"),
-    "a huge reward": (reward(1e39), "DataValidationError"),
-    "no result": (result("done"), "DataValidationError"),
 }
 
 
@@ -352,9 +322,9 @@ def test_a_failed_rollout_is_named_or_its_group_is_skipped_and_counted(tmp_path,
 
     found = collect(tmp_path, mode, RETRY, make)
     assert len(found.groups) == 2
+    assert found.errors[0].error_type == kind
     # What would come again is not repeated.
     once = kind in ("DataValidationError", "ConfigurationError")
-    assert [error.error_type for error in found.errors[: 2 - once]] == [kind] * (2 - once)
     # An asynchronous source prepares groups that it does not start.
     made = [group for group in made if group.made]
     assert all((group.cleaned, len(group.remade)) == (1, not once) for group in made)
@@ -440,11 +410,3 @@ def test_a_real_cancellation_stops_the_run_at_once(tmp_path, mode, fault):
 def test_ctrl_c_is_passed_on(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         collect(tmp_path, "sync", RETRY, failing(raising(KeyboardInterrupt())))
-
-
-def test_a_program_whose_own_task_exits_does_not_end_with_success():
-    async def work():
-        await asyncio.gather(raising(SystemExit(0))())
-
-    with pytest.raises(TinkerCookbookError, match=r"called sys.exit\(0\) .*test_train_failures"):
-        run_to_end(work())

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.envs.prompts import EpisodePrompts
 from tinker_cookbook.rl.rollouts.hooks import SupportsParseErrorPolicy, SupportsToolCallLimit
@@ -35,10 +32,6 @@ from tinker_cookbook.rl.types import (
     StopReason,
 )
 
-logger = logging.getLogger(__name__)
-
-NOT_PASSED_LOG = "not_passed_to"
-"""Key in the logs of a turn whose answer did not reach the environment."""
 _MAX_TOKENS_REACHED: Metrics = {"max_tokens_reached": 1.0}
 
 
@@ -178,10 +171,6 @@ class EnvFromMessageEnv(Env):
     def __post_init__(self) -> None:
         # Stored answers of a benchmark are found by it.
         self.example_id: str | None = getattr(self.message_env, "example_id", None)
-        for name in ("max_trajectory_tokens", "max_generation_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name}: got {value}, expected at least 1, or None")
         self._config = RolloutConfig()
         self._history = History()
         self._prompts = EpisodePrompts(self.renderer)
@@ -251,7 +240,6 @@ class EnvFromMessageEnv(Env):
                 return await self._after_step(observed, {})
             policy = self._config.parse_errors or self.parse_error_policy
             if policy is None and self.terminate_on_parse_error:
-                _warn_without_effect(type(self.message_env))
                 return self._truncated()
         unparsed = message.get("unparsed_tool_calls", ())
         reads = self.message_env.handles_unparsed_tool_calls
@@ -315,11 +303,6 @@ class EnvFromMessageEnv(Env):
         return ob.length + (self.max_generation_tokens or 1) > self.max_trajectory_tokens
 
     async def _after_step(self, result: MessageStepResult, metrics: Metrics) -> StepResult:
-        if not isinstance(result, MessageStepResult):
-            raise DataValidationError(
-                f"{type(self.message_env).__name__}.step returned {type(result).__name__}, "
-                "expected a MessageStepResult"
-            )
         # next_messages is the whole conversation, which the environment may have shortened.
         self._history.update(result.next_messages)
         self._stop = result.next_stop_condition
@@ -343,10 +326,7 @@ class EnvFromMessageEnv(Env):
         metrics: Metrics = {"parse_error": 1.0}
         # The metric shows an answer without an end, but not why a tool call is invalid.
         explained = policy is not None or "unparsed_tool_calls" in message
-        source = "failed_parse_reward"
-        if policy is not None:
-            source = f"parse_errors.{'terminal_reward' if ends else 'penalty_per_error'}"
-        logs = self._not_passed(reward, source) | ({"parse_error": problem} if explained else {})
+        logs: Logs = {"parse_error": problem} if explained else {}
         if ends:
             self._history.add([message])
             # A truncated answer does not parse either, but its cause is the limit.
@@ -367,13 +347,7 @@ class EnvFromMessageEnv(Env):
 
     def _truncated(self) -> StepResult:
         reward = self.context_overflow_reward
-        logs = self._not_passed(reward, "context_overflow_reward")
-        return self._final(reward, StopReason.MAX_TOKENS, _MAX_TOKENS_REACHED, logs)
-
-    def _not_passed(self, reward: float, source: str) -> Logs:
-        """Returns log entries of an answer that the environment does not get."""
-        name = type(self.message_env).__name__
-        return {NOT_PASSED_LOG: f"{name}.step; the reward {reward:g} is {source}"}
+        return self._final(reward, StopReason.MAX_TOKENS, _MAX_TOKENS_REACHED)
 
     def _final(
         self, reward: float, reason: StopReason | None, metrics: Metrics, logs: Logs | None = None
@@ -383,13 +357,3 @@ class EnvFromMessageEnv(Env):
         return StepResult.final(
             reward, self._stop_condition, metrics=metrics, logs=logs or {}, stop_reason=reason
         )
-
-
-@cache
-def _warn_without_effect(env: type[MessageEnv]) -> None:
-    logger.warning(
-        "terminate_on_length=False has no effect on %s: it has no observe_truncated_response, and "
-        "terminate_on_parse_error=True ends the episode of an answer that was cut off; define that "
-        "method, or set terminate_on_parse_error=False to let the model try again",
-        env.__name__,
-    )

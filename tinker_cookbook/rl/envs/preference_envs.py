@@ -30,7 +30,6 @@ from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataFormatError,
     DataValidationError,
-    nearest,
 )
 from tinker_cookbook.preference.comparison import comparisons_that_fit
 from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
@@ -52,6 +51,7 @@ from tinker_cookbook.rl.types import (
     Trajectory,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.config import at_least, number, setting
 from tinker_cookbook.utils import logtree
 
 
@@ -66,12 +66,7 @@ class TournamentPattern(StrEnum):
 
 def get_pairs(n: int, pattern: TournamentPattern) -> list[tuple[int, int]]:
     """Returns the pairs (first, second) among ``n`` members."""
-    if pattern not in tuple(TournamentPattern):
-        names = [str(known) for known in TournamentPattern]
-        raise ConfigurationError(
-            f"tournament_pattern: got {pattern!r}, expected one of {', '.join(names)}"
-            f"{nearest(str(pattern), names)}"
-        )
+    pattern = TournamentPattern(pattern)
     both = pattern == TournamentPattern.ALL_PAIRS_BOTH_WAYS
     return [(i, j) for i in range(n) for j in range(n) if (i != j if both else i < j)]
 
@@ -105,17 +100,8 @@ def mean_wins_minus_losses(
     ``preferences[k]`` belongs to ``pairs[k]``. A member without a matchup gets 0. If all members
     have the same number of matchups, the values sum to 0.
     """
-    if len(pairs) != len(preferences):
-        raise DataValidationError(
-            f"preferences: got {len(preferences)}, expected {len(pairs)}, one per pair"
-        )
     balance, matchups = [0.0] * n, [0] * n
     for (first, second), preference in zip(pairs, preferences, strict=True):
-        if not -1 <= preference <= 1:  # false for NaN as well
-            raise DataValidationError(
-                f"preference between answers {first} and {second}: got {preference}, expected a "
-                "number from -1 (the first is better) to 1 (the second is better)"
-            )
         # One answer's win is the other's loss, so each pair adds 0 to the sum.
         balance[first] -= preference
         balance[second] += preference
@@ -208,11 +194,6 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
     matchup_group_size: int = 4
     eval_target_completion_A: list[Message] | None = None
 
-    def __post_init__(self) -> None:
-        if self.num_envs < 1:
-            raise ConfigurationError(f"num_envs: got {self.num_envs}, expected at least 1")
-        get_pairs_chunked(1, self.tournament_pattern, self.matchup_group_size)  # checks both
-
     async def make_envs(self) -> Sequence[Env]:
         """Creates ``num_envs`` equal environments."""
         return [await self.make_env(i) for i in range(self.num_envs)]
@@ -230,8 +211,7 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
         if not trajectory.transitions:  # a limit of the rollout left no room for an answer
             return [Message(role="assistant", content="")], False
         message, ending = self.policy_renderer.parse_response(trajectory.transitions[0].ac.tokens)
-        has_text = bool(get_text_content(message).strip())
-        return [message], ending.is_stop_sequence and has_text
+        return [message], ending.is_stop_sequence and bool(get_text_content(message).strip())
 
     def comparison_reward_for_second_messages(
         self, message_i: list[Message], message_j: list[Message]
@@ -255,14 +235,11 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
         """Returns reward and metrics of each answer.
 
         ``win_minus_loss`` is ``(wins - losses) / matchups``, from -1 to 1; in training its mean is
-        0. In evaluation ``win_rate`` is ``(1 + win_minus_loss) / 2``: the rate at which the answer
-        beats the fixed one. ``format`` is 1 for an answer that ended with the stop sequence and has
-        text.
+        0. In evaluation ``win_rate`` is the rate at which the answer beats the fixed one.
 
         ``judge_confidence`` is the mean absolute preference, near 0 for a judge that cannot
         distinguish the answers. ``judge_position_bias`` is the mean preference for the second
-        answer: near 1 or -1, the position decides instead of the text. Both are absent if all
-        answers are equal.
+        answer: near 1 or -1, the position decides instead of the text.
         """
         responses = [self.get_response_message(trajectory) for trajectory in trajectory_group]
         n, target = len(responses), self.eval_target_completion_A
@@ -308,11 +285,9 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
     ) -> None:
         """Logs the matchups for the transcript, which already has the answers."""
         with logtree.scope_header("Matchups"):
-            if self.eval_target_completion_A is not None:
+            if target := self.eval_target_completion_A:
                 logtree.log_text(f"Answer {num_answers} is the fixed one:")
-                logtree.log_formatter(
-                    logtree.ConversationFormatter(messages=self.eval_target_completion_A)
-                )
+                logtree.log_formatter(logtree.ConversationFormatter(messages=target))
             rows = [
                 {"first": i, "second": j, "preference": preference}
                 for (i, j), preference in zip(pairs, preferences, strict=True)
@@ -381,43 +356,30 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
     """
 
     comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Source of the prompts")
-    batch_size: int = chz.field(doc="Prompts per step")
+    batch_size: int = chz.field(validator=at_least(1), doc="Prompts per step")
     policy_renderer_name: str = chz.field(doc="Chat format of the policy")
     policy_model_name: str = chz.field(doc="Model that has the tokenizer")
-    tournament_pattern: TournamentPattern = chz.field(
-        default=TournamentPattern.ALL_PAIRS_BOTH_WAYS, doc="Pairs of a group to compare"
+    tournament_pattern: TournamentPattern = setting(
+        TournamentPattern.ALL_PAIRS_BOTH_WAYS, "Pairs of a group to compare"
     )
-    group_size: int = chz.field(doc="Answers per prompt")
-    content_preprocessor: Callable[[str], str] | None = chz.field(
-        default=None, doc="Maps the text of an answer to the judge's input"
+    # A single answer has no opponent.
+    group_size: int = chz.field(validator=at_least(2), doc="Answers per prompt")
+    content_preprocessor: Callable[[str], str] | None = setting(
+        None, "Maps the text of an answer to the judge's input"
     )
     preference_model_builder: Callable[[], PreferenceModel] = chz.field(doc="Builder of the judge")
-    matchup_group_size: int = chz.field(default=4, doc="Matchup group size")
-    num_test: int = chz.field(default=32, doc="Held-out prompts for evaluation; 0: no evaluation")
-    test_group_size: int = chz.field(default=1, doc="Answers per prompt in evaluation")
-    max_judge_length: int | None = chz.field(
-        default=None, doc="Skip prompts with comparisons that may exceed this many tokens"
+    matchup_group_size: int = number(
+        4, "Answers are compared in chunks of at most this many", low=2
     )
-    max_answer_tokens: int = chz.field(
-        default=0, doc="Maximum tokens of an answer, for max_judge_length"
+    num_test: int = number(32, "Held-out prompts for evaluation; 0: no evaluation")
+    test_group_size: int = number(1, "Answers per prompt in evaluation", low=1)
+    max_judge_length: int | None = setting(
+        None, "Skip prompts with comparisons that may exceed this many tokens"
     )
-
-    def check(self) -> None:
-        """Raises ``ConfigurationError`` for a number out of range."""
-        for name, low in (
-            ("batch_size", 1),
-            ("group_size", 2),  # a single answer has no opponent
-            ("matchup_group_size", 2),
-            ("num_test", 0),
-            ("test_group_size", 1),
-        ):
-            value = getattr(self, name)
-            if value < low:
-                raise ConfigurationError(f"{name}: got {value}, expected at least {low}")
+    max_answer_tokens: int = setting(0, "Maximum tokens of an answer, for max_judge_length")
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
         """Loads the comparisons; the judge is built at its first comparison."""
-        self.check()
         train, test = await asyncio.to_thread(self.comparison_builder.get_labeled_comparisons)
         if not train:
             raise DataValidationError(

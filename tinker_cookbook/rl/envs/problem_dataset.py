@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
@@ -35,10 +35,6 @@ class ProblemDataset(RLDataset, Generic[P]):
     ) -> None:
         """``make_group`` returns the builder of a problem's group; called when its batch is
         requested."""
-        if groups_per_batch < 1:
-            raise ConfigurationError(
-                f"groups_per_batch: got {groups_per_batch}, expected at least 1"
-            )
         if not problems:
             raise DataValidationError("problems: got none, expected at least one")
         self._problems, self._make_group, self._shuffle = problems, make_group, shuffle

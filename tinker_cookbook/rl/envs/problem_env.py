@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.renderers import Content, Message, Renderer, get_text_content
 from tinker_cookbook.rl.rollouts.async_utils import bounded, in_thread, run_in_daemon_thread
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig
@@ -168,10 +168,6 @@ class ProblemGroupBuilder(EnvGroupBuilder):
     env_thunk: Callable[[], Env]
     num_envs: int
     dataset_name: str = "problems"
-
-    def __post_init__(self) -> None:
-        if self.num_envs < 1:
-            raise ConfigurationError(f"num_envs: got {self.num_envs}, expected at least 1")
 
     async def make_envs(self) -> Sequence[Env]:
         """Creates ``num_envs`` environments."""

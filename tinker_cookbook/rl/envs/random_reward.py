@@ -20,6 +20,7 @@ from tinker_cookbook.rl.types import (
     RLDatasetBuilder,
     Trajectory,
 )
+from tinker_cookbook.training.config import setting
 
 
 class _RandomRewardGroup(EnvGroupBuilder):
@@ -69,7 +70,7 @@ class RandomRewardDatasetBuilder(RLDatasetBuilder):
     """
 
     inner: RLDatasetBuilder = chz.field(doc="The task")
-    seed: int = chz.field(default=0, doc="Seed of the random rewards")
+    seed: int = setting(0, "Seed of the random rewards")
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
         """Returns the training data with random rewards, and the test data unchanged."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from tinker_cookbook.backends import Future, TrainingClient
-from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.advantages import indices_of_varying_groups, normalized_advantages
 from tinker_cookbook.rl.config import Config
 from tinker_cookbook.rl.data_processing import assemble_training_data, divide_by_action_tokens
@@ -39,15 +38,13 @@ from tinker_cookbook.rl.metrics import (
     kl_sample_train_by_depth,
     post_kl_metrics,
 )
-from tinker_cookbook.rl.report.train_report import IterationReport, LoopSession, Reporter
+from tinker_cookbook.rl.report.train_report import Reporter, time_metrics
 from tinker_cookbook.run.paths import local_path
+from tinker_cookbook.training.session import TrainingSession
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.model_inputs import score_datums
 from tinker_cookbook.utils.trace import scope_span
-
-_EMPTY_ITERATIONS = 3
-"""Iterations in a row without a turn after which a run ends."""
 
 
 class Loop:
@@ -60,7 +57,7 @@ class Loop:
     def __init__(
         self,
         config: Config,
-        session: LoopSession,
+        session: TrainingSession,
         source: GroupSource,
         reporter: Reporter,
         adjuster: AdvantageAdjuster | None,
@@ -69,7 +66,6 @@ class Loop:
         self._config, self._session = config, session
         self._source, self._reporter = source, reporter
         self._adjuster, self._on_trained = adjuster, on_trained
-        self._empty_in_a_row = 0
 
     async def run(self, total_steps: int) -> None:
         """Runs from the session's first iteration to the last, or until no groups are left."""
@@ -101,7 +97,6 @@ class Loop:
                     collected = await source.collect(step, snapshot, update.add)
             if collected is None:
                 return None
-            self._check_turns(step, collected)
             blocked = now.blocked_seconds - blocked
             # 2. Wait for the training that is still in the queue.
             async with scope_span("train_step"):
@@ -124,11 +119,10 @@ class Loop:
             self._reporter.keep(step, source.finished())
             raise
         # 4. Write transcripts, evaluate, write the row, and save what is due.
-        report = IterationReport(
-            step, collected, trained, training, time.monotonic() - began, blocked
-        )
+        scoring = float(trained.get("time/scoring", 0.0))
+        times = time_metrics(collected, training, scoring, time.monotonic() - began, blocked)
         with now.phase("writing transcripts"):
-            metrics, counters = await self._reporter.report(report)
+            metrics, counters = await self._reporter.report(step, collected, trained, times)
         await self._session.finish_step(
             step + 1,
             metrics,
@@ -138,23 +132,6 @@ class Loop:
             before_save=lambda: source.save(local_path(config.log_path), step + 1),
         )
         return snapshot
-
-    def _check_turns(self, step: int, collected: RolloutBatch) -> None:
-        """Ends a run in which no episode gets to its first turn."""
-        episodes = [one for group in collected.groups for one in group.group.trajectories_G]
-        empty = not any(episode.transitions for episode in episodes)
-        self._empty_in_a_row = self._empty_in_a_row + 1 if empty else 0
-        # A small batch may consist of prompts that are too long, so one iteration proves nothing.
-        if self._empty_in_a_row < _EMPTY_ITERATIONS:
-            return
-        reasons = Counter(str(episode.stop_reason) for episode in episodes).most_common()
-        counts = ", ".join(f"{count} {reason}" for reason, count in reasons)
-        raise AllTrajectoriesFailedError(
-            f"step {step + 1}: no episode of the last {_EMPTY_ITERATIONS} steps has an answer "
-            f"(stop reasons of this step: {counts}); expected first prompts that leave room for "
-            "one in the model's context and in rollout_config.limits.max_trajectory_tokens. "
-            "Shorten the prompts, or choose a model with a longer context"
-        )
 
     async def _snapshot(self, step: int) -> PolicySnapshot:
         client = await self._session.sampling_client(
@@ -283,7 +260,9 @@ class Update:
         if self._episodes:
             metrics["optim/frac_one_datum"] = self._whole_episodes / self._episodes
         if self._adjuster is not None:
-            metrics["time/scoring"] = self._scoring_seconds
+            # A streaming run scores one part while others are sampled: that is time of sampling.
+            streaming = self._config.stream_minibatch_config is not None
+            metrics["time/scoring"] = 0.0 if streaming else self._scoring_seconds
         metrics.update({name: mean.mean for name, mean in self._adjusted.items()})
         metrics.update(self._ratios.metrics())
         # KL and entropy; only the sampler's entropy if nothing was trained.

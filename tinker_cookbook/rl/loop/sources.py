@@ -33,7 +33,7 @@ from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.rl.config import Config, StreamMinibatchConfig
 from tinker_cookbook.rl.report.transcripts import group_log
 from tinker_cookbook.rl.rollouts.async_utils import cancel_and_wait
-from tinker_cookbook.rl.rollouts.errors import add_group, errors_of_group
+from tinker_cookbook.rl.rollouts.errors import add_group, error_record
 from tinker_cookbook.rl.rollouts.group import run_group
 from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
 from tinker_cookbook.rl.rollouts.strategy import FailFast, RolloutStrategy, skips_group
@@ -224,7 +224,7 @@ class RolloutWorker:
                 place = f"batch {group.batch}, group {group.index}"
                 add_group(error, place, isinstance(self._strategy, FailFast))
                 raise
-            self._errors += errors_of_group(error)
+            self._errors.append(error_record(error))
             message = "group %d of batch %d is skipped: %s"
             # One warning for each iteration, which has a summary too; the file has all of them.
             logger.warning(

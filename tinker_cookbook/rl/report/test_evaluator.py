@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
-from tinker_cookbook.exceptions import (
-    AllTrajectoriesFailedError,
-    ConfigurationError,
-    DataValidationError,
-)
+from tinker_cookbook.exceptions import AllTrajectoriesFailedError, DataValidationError
 from tinker_cookbook.rl.report.trajectory_metrics import (
     TrajectoryTotals,
     error_metrics,
     metrics_of_totals,
 )
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
-from tinker_cookbook.rl.rollouts.errors import add_group, errors_of_group
+from tinker_cookbook.rl.rollouts.errors import add_group, error_record
 from tinker_cookbook.rl.rollouts.group import run_group
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig
 from tinker_cookbook.rl.rollouts.place import at_place, current_place
@@ -71,17 +68,6 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
         context_window: int | None = None,
         max_groups_in_flight: int = 256,
     ) -> None:
-        for field_name, value, low in (
-            ("max_tokens", max_tokens, 1),
-            ("num_groups_to_log", num_groups_to_log, 0),
-            ("max_groups_in_flight", max_groups_in_flight, 1),
-        ):
-            if value < low:
-                raise ConfigurationError(f"{field_name}: got {value}, expected at least {low}")
-        if not 0 <= temperature < float("inf"):
-            raise ConfigurationError(
-                f"temperature: got {temperature}, expected a finite number >= 0"
-            )
         self.name = name
         self.last_groups: list[TrajectoryGroup] = []
         self.last_tags: list[list[str]] = []
@@ -108,10 +94,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
         A subclass stores data here for metrics that need all groups.
         """
 
-    async def __call__(
-        self,
-        sampling_client: SamplingClient,
-    ) -> dict[str, float]:
+    async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
         """Evaluates the weights of ``sampling_client``; see ``eval_token_completer``."""
         return await self.eval_token_completer(self.policy(sampling_client))
 
@@ -124,12 +107,13 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
         """
         place, now = current_place(), activity()
         now.details["evaluating"] = self.name
-        builders, lock = self._numbered_builders(), asyncio.Lock()
-        # By index, since groups finish in any order: sums, tags and errors of all groups, and a
-        # few groups as a whole.
-        measured: dict[int, tuple[TrajectoryTotals, list[str], list[RolloutError]]] = {}
+        strategy = self._strategy or FailFast()
+        builders, lock = enumerate(self._builders()), asyncio.Lock()
+        # By index, since groups finish in any order: sums and tags of all groups, and a few groups
+        # as a whole.
+        measured: dict[int, tuple[TrajectoryTotals, list[str]]] = {}
+        errors: dict[int, list[RolloutError]] = {}
         kept: dict[int, TrajectoryGroup] = {}
-        skipped: list[Exception] = []
 
         async def run_groups() -> None:
             """Runs one group after the other until none is left."""
@@ -140,50 +124,37 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
                     return
                 try:
                     # A policy for each index: samples do not depend on the order of starts.
+                    own = policy.derived(index)
                     with at_place(None if place is None else place.at_group(index)):
                         group = await run_group(
-                            builder,
-                            policy.derived(index),
-                            strategy=self._strategy,
-                            config=self._config,
+                            builder, own, strategy=strategy, config=self._config
                         )
                 except Exception as error:
                     # The other groups still give a measurement.
-                    strategy = self._strategy or FailFast()
                     if not skips_group(strategy, error):
                         where = f"{self.name} set, group {index}"
                         add_group(error, where, isinstance(strategy, FailFast))
                         raise
-                    skipped.append(error)
+                    errors[index] = [error_record(error)]
                     continue
-                # Sums instead of episodes, so that memory does not grow with the test set.
-                totals = TrajectoryTotals.of(group)
                 tags = list(builder.logging_tags())
                 self.observe(index, group, tags)
-                now.details["evaluating"] = f"{self.name}: {len(measured) + 1} groups finished"
-                measured[index] = totals, tags, list(group.rollout_errors)
-                kept[index] = group
+                # Sums instead of episodes, so that memory does not grow with the test set.
+                measured[index] = TrajectoryTotals.of(group), tags
+                errors[index], kept[index] = list(group.rollout_errors), group
+                now.details["evaluating"] = f"{self.name}: {len(measured)} groups finished"
                 # Groups finish in any order, so those with the smallest indices are kept.
                 if len(kept) > self._num_groups_to_log:
                     del kept[max(kept)]
 
         # This many workers are the limit on concurrent groups.
         await gather_or_cancel(run_groups() for _ in range(self._in_flight))
-        return self._finish(measured, kept, skipped)
-
-    def _finish(
-        self,
-        measured: dict[int, tuple[TrajectoryTotals, list[str], list[RolloutError]]],
-        kept: dict[int, TrajectoryGroup],
-        skipped: Sequence[Exception],
-    ) -> dict[str, float]:
-        """Returns the metrics of all groups, and keeps the first groups in ``last_groups``."""
+        if not measured and errors:
+            raise AllTrajectoriesFailedError(
+                f"{self.name}: none of {len(errors)} groups succeeded; the first failed with: "
+                f"{errors[min(errors)][0]}"
+            )
         if not measured:
-            if skipped:
-                raise AllTrajectoriesFailedError(
-                    f"{self.name}: none of {len(skipped)} groups succeeded; the first failed with: "
-                    f"{skipped[0]}"
-                ) from skipped[0]
             raise DataValidationError(
                 f"{self.name} dataset: got no group in {len(self._dataset)} batches, expected at "
                 "least one; leave the test set out or check how it is built"
@@ -191,16 +162,13 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
         self.last_groups = [kept[i] for i in sorted(kept)]
         self.last_tags = [measured[i][1] for i in sorted(kept)]
         # In the order of the dataset, since rounding of a sum depends on the order.
-        totals_P, tags_P, errors_P = zip(*(measured[i] for i in sorted(measured)), strict=True)
-        errors = [error for errors in errors_P for error in errors]
-        errors += [error for failed in skipped for error in errors_of_group(failed)]
-        metrics = {**metrics_of_totals(totals_P, tags_P), **error_metrics(errors, len(skipped))}
+        totals_P, tags_P = zip(*(measured[i] for i in sorted(measured)), strict=True)
+        found = chain.from_iterable(errors.values())
+        failed = error_metrics(found, len(errors) - len(measured))
+        metrics = {**metrics_of_totals(totals_P, tags_P), **failed}
         return {f"{self.name}/{key}": value for key, value in metrics.items()}
 
-    def _numbered_builders(self) -> Iterator[tuple[int, EnvGroupBuilder]]:
+    def _builders(self) -> Iterator[EnvGroupBuilder]:
         """Yields the builders; a batch is built when the one before is used up."""
-        index = 0
         for batch in range(len(self._dataset)):
-            for builder in self._dataset.get_batch(batch):
-                yield index, builder
-                index += 1
+            yield from self._dataset.get_batch(batch)

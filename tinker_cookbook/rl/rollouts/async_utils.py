@@ -78,7 +78,8 @@ async def contained(work: Awaitable[T]) -> T:
         raise as_exception(error) from error
 
 
-def _task(work: Awaitable[T]) -> asyncio.Task[T]:
+def contained_task(work: Awaitable[T]) -> asyncio.Task[T]:
+    """Returns a task of :func:`contained`."""
     # The name tells in warnings what the task runs.
     task = asyncio.create_task(contained(work), name=getattr(work, "__qualname__", None))
     if isinstance(work, Coroutine):
@@ -99,7 +100,7 @@ def bounded(
 
 
 async def _bounded(work: Awaitable[T], seconds: float, error: Callable[[], Exception]) -> T:
-    task = _task(work)
+    task = contained_task(work)
     try:
         # Unlike wait_for, wait returns at the timeout even if the task ignores its cancellation.
         done, _ = await asyncio.wait({task}, timeout=seconds)
@@ -114,7 +115,7 @@ async def _bounded(work: Awaitable[T], seconds: float, error: Callable[[], Excep
 
 async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
     """Runs ``asyncio.gather``, but the first error cancels the others before it is raised."""
-    tasks = [_task(awaitable) for awaitable in work]
+    tasks = [contained_task(awaitable) for awaitable in work]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -124,7 +125,7 @@ async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
 async def finished(work: Awaitable[T]) -> T:
     """Awaits ``work`` to its end; a cancellation of the caller is raised after that."""
     # The task is not cancelled with its caller, who waits for it again after each cancellation.
-    task = _task(work)
+    task = contained_task(work)
     cancelled = False
     while not task.done():
         try:

@@ -360,13 +360,6 @@ class Episode:
         except (BackendError, CheckpointError) as error:
             # An environment may raise the same classes; only here is it the policy's backend.
             raise SamplerFailedError(str(error)) from error
-        logprobs = action.maybe_logprobs
-        # A policy of user code may return tokens and log-probabilities that do not fit.
-        if logprobs is not None and len(logprobs) != len(action.tokens):
-            raise DataValidationError(
-                f"the policy returned {len(action.tokens)} tokens and {len(logprobs)} "
-                "log-probabilities, expected one for each token"
-            )
         # Only truncations by the limit of a turn count, not those by the policy's own limit.
         truncated = action.stop_reason == "length"
         self._truncations += truncated and len(action.tokens) == self._config.limits.max_turn_tokens
@@ -380,9 +373,6 @@ class Episode:
         step: StepResult,
         teacher_ob: Observation | None,
     ) -> None:
-        # Environments are user code; an error here names the turn, a later one could not.
-        if not isinstance(step, StepResult):
-            raise DataValidationError(f"step returned {type(step).__name__}, expected a StepResult")
         parse_errors = self._config.parse_errors
         self._tool_calls += step.metrics.get("tool_calls", 0)
         # A masked turn stays in the sequence as context but is not trained.
@@ -481,11 +471,6 @@ class Episode:
 
 
 def _check_observation(ob: Observation) -> None:
-    if not isinstance(getattr(ob, "length", None), int):
-        raise DataValidationError(
-            f"the observation is a {type(ob).__name__}, expected a tinker.ModelInput; "
-            "ModelInput.from_ints(tokens) makes one"
-        )
     if ob.length == 0:
         raise DataValidationError(
             "the observation is empty, expected a prompt of at least one token; an environment "

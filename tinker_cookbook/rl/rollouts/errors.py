@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -112,17 +112,6 @@ def error_record(error: BaseException) -> RolloutError:
     kind = type(original(error))
     name = "TimeoutError" if issubclass(kind, RolloutTimeoutError) else kind.__name__
     return RolloutError(name, " ".join(str(error).split()))
-
-
-def with_attempts(error: Exception, errors: Iterable[BaseException]) -> Exception:
-    """Returns ``error``, which fails a group, with the errors of all attempts of its members."""
-    error._attempts = [error_record(one) for one in errors]  # type: ignore[attr-defined]
-    return error
-
-
-def errors_of_group(error: Exception) -> list[RolloutError]:
-    """Returns what made a group fail, one entry for each failed attempt."""
-    return getattr(error, "_attempts", None) or [error_record(error)]
 
 
 def checked_reward(value: Any, location: str) -> float:

@@ -30,6 +30,7 @@ from tinker_cookbook.rl.rollouts.errors import (
     checked_reward,
     error_record,
     located,
+    located_at,
 )
 from tinker_cookbook.rl.rollouts.executors import check_executor, runs_here
 from tinker_cookbook.rl.rollouts.hooks import RolloutHooks
@@ -40,7 +41,6 @@ from tinker_cookbook.rl.rollouts.strategy import (
     MemberStrategy,
     RolloutResult,
     RolloutStrategy,
-    part_of_group,
 )
 from tinker_cookbook.rl.types import EnvGroupBuilder, Metrics, TrajectoryGroup
 from tinker_cookbook.utils.activity import activity
@@ -84,7 +84,7 @@ async def do_group_rollout(
         else:
             result = await strategy.execute(env_group_builder, policy)
         # 2. Compute the rewards of the successful members together.
-        with part_of_group(strategy, f"compute_group_rewards of {name}"):
+        with located_at(lambda: f"compute_group_rewards of {name}"):
             rewards_G, metrics_G = await _group_rewards(env_group_builder, result, config)
     finally:
         # 3. Release the builder's resources. An error here must neither hide another one nor fail

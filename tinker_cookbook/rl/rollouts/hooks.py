@@ -114,26 +114,18 @@ class SupportsParseErrorPolicy(Protocol):
 
 def configure(env: Env, config: RolloutConfig) -> None:
     """Passes the settings of a rollout to its environment; warns of those it does not support."""
-    follows = isinstance(env, SupportsRolloutConfig)
-    if follows:
+    if isinstance(env, SupportsRolloutConfig):
         env.begin_rollout(config)
-    # An environment that cannot follow a setting is used as it is, so the user is warned.
-    missing = []
-    if (calls := config.limits.max_tool_calls) is not None:
-        if isinstance(env, SupportsToolCallLimit):
-            env.set_max_tool_calls(calls)
-        else:
-            missing.append(
-                "set_max_tool_calls, so max_tool_calls counts only its metric tool_calls"
-            )
-    if config.parse_errors is not None:
-        if isinstance(env, SupportsParseErrorPolicy):
-            env.set_parse_error_policy(config.parse_errors)
-        else:
-            missing.append("set_parse_error_policy, so its own rules for parse errors apply")
-    # An environment with begin_rollout has received all settings.
-    for what in [] if follows else missing:
-        _warn_once(type(env), what)
+    calls, parse_errors = config.limits.max_tool_calls, config.parse_errors
+    if calls is not None and isinstance(env, SupportsToolCallLimit):
+        env.set_max_tool_calls(calls)
+    if parse_errors is None:
+        return
+    if isinstance(env, SupportsParseErrorPolicy):
+        env.set_parse_error_policy(parse_errors)
+    elif not isinstance(env, SupportsRolloutConfig):
+        # An environment that cannot follow a setting is used as it is, so the user is warned.
+        _warn_once(type(env), "set_parse_error_policy, so its own rules for parse errors apply")
 
 
 @lru_cache(maxsize=64)

@@ -134,21 +134,13 @@ class ParseErrorPolicy:
     def _check(self) -> None:
         check_range("parse_errors.max_consecutive", self.max_consecutive, 0)
         check_range("parse_errors.penalty_per_error", self.penalty_per_error, 0)
-        if not math.isfinite(self.terminal_reward):
-            raise ConfigurationError(
-                f"parse_errors.terminal_reward: got {self.terminal_reward}, expected a number"
-            )
-        template = self.retry_message_template
-        # The result depends on the details only if the template has the field.
         try:
-            has_details = template.format(details="") != template.format(details="x")
-        except (KeyError, IndexError, ValueError):
-            has_details = False
-        if not has_details:
+            self.retry_message_template.format(details="")
+        except (KeyError, IndexError, ValueError) as error:
             raise ConfigurationError(
-                f"parse_errors.retry_message_template: got {template!r}, "
+                f"parse_errors.retry_message_template: got {self.retry_message_template!r}, "
                 "expected text whose only field is {details}; write {{ and }} for braces"
-            )
+            ) from error
 
 
 @chz.chz
