@@ -14,13 +14,9 @@ from tiny_model import make_tiny_model
 
 from recipes import rl_basic
 from recipes.math_rl import train as math_rl
-from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from recipes.math_rl.datasets import MathDatasetBuilder
-from recipes.math_rl.reasoning_gym_env import ReasoningGymDatasetBuilder
 from recipes.multiplayer_rl.guess_number import train as guess_number
 from recipes.multiplayer_rl.twenty_questions import train as twenty_questions
 from tinker_cookbook.exceptions import ConfigurationError, DataError
-from tinker_cookbook.rl.rollouts.strategy import RetryOnFailure
 from tinker_cookbook.run.config import load_config
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
@@ -88,20 +84,6 @@ def test_the_documented_command_derives_renderer_and_learning_rate(recipe, monke
 
 
 @pytest.mark.parametrize(
-    ("env", "kind"),
-    [
-        ("arithmetic", ArithmeticDatasetBuilder),
-        ("reasoning_gym:letter_counting", ReasoningGymDatasetBuilder),
-        ("gsm8k", MathDatasetBuilder),
-        ("deepmath", MathDatasetBuilder),
-    ],
-)
-def test_math_environments_by_name(common, env, kind):
-    cli = parse_arguments(math_rl.CLIConfig, [*common, f"env={env}"])
-    assert type(cli.resolved().dataset_builder) is kind
-
-
-@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["env=arithmetics"], "env: got 'arithmetics'.*did you mean 'arithmetic'"),
@@ -114,31 +96,6 @@ def test_math_environments_by_name(common, env, kind):
 def test_invalid_settings_are_refused(common, arguments, words):
     with pytest.raises((ConfigurationError, DataError), match=words):
         parse_arguments(math_rl.CLIConfig, last_of_each([*common, *arguments])).resolved().check()
-
-
-def test_settings_reach_the_run(common):
-    arguments = [
-        *common,
-        "kl_penalty_coef=0.1",
-        "loss_fn=ppo",
-        "loss_fn_config.clip_high_threshold=1.3",
-        "loss_fn_config.clip_low_threshold=0.8",
-        "advantage_normalization=std",
-        "rollout_max_retries=2",
-        "max_steps_off_policy=3",
-        "top_p=0.9",
-        "eval_every=7",
-        "weight_decay=0.01",
-    ]
-    config = parse_arguments(rl_basic.CLIConfig, arguments).resolved()
-    config.check()
-    assert config.kl_reference_config.base_model == config.model_name
-    assert config.loss_fn_config == {"clip_high_threshold": 1.3, "clip_low_threshold": 0.8}
-    assert config.rollout_error_tolerance == RetryOnFailure(max_retries=2)
-    assert config.async_config.max_steps_off_policy == 3
-    assert config.async_config.groups_per_batch == 2
-    assert (config.top_p, config.eval_every, config.weight_decay) == (0.9, 7, 0.01)
-    assert (config.loss_fn, config.advantage_normalization) == ("ppo", "std")
 
 
 # --- one step of each ------------------------------------------------------------------------

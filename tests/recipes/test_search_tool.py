@@ -316,33 +316,17 @@ def test_wrong_settings_are_errors_before_anything_is_read(settings: dict[str, A
 def test_training_and_evaluation(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Two steps with the untrained small model, then its checkpoint is evaluated twice."""
     log = tmp_path / "run"
+    small: dict[str, Any] = {"max_tokens": 4, "max_turns": 2, "device": "cpu", "dtype": "float32"}
+    sizes = {"groups_per_batch": 2, "group_size": 2, "num_test": 2, "max_steps": 1, "lora_rank": 2}
     config = train.CLIConfig(
-        model_name=model,
-        log_path=str(log),
-        groups_per_batch=2,
-        group_size=2,
-        num_test=2,
-        max_tokens=4,
-        max_steps=1,
-        max_turns=2,
-        lora_rank=2,
-        device="cpu",
-        dtype="float32",
-        behavior_if_log_dir_exists="raise",
+        model_name=model, log_path=str(log), behavior_if_log_dir_exists="raise", **small, **sizes
     )
     asyncio.run(train.main(config))
     rows = [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()]
     assert any("env/all/reward/total" in row for row in rows)
     checkpoints = (log / "checkpoints.jsonl").read_text().splitlines()
     path = json.loads(checkpoints[-1])["sampler_path"]
-    evaluation = offline_eval.CLIConfig(
-        model_path=path,
-        max_eval_samples=3,
-        max_tokens=4,
-        max_turns=2,
-        device="cpu",
-        dtype="float32",
-    )
+    evaluation = offline_eval.CLIConfig(model_path=path, max_eval_samples=3, **small)
     asyncio.run(offline_eval.main(evaluation))
     printed = capsys.readouterr().out
     for source in ("one_hop", "two_hop"):
