@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import chz
 
@@ -172,9 +172,11 @@ class TextArenaGroupBuilder(EnvGroupBuilder):
         same_start: Start all games of the group alike, so that the rewards of its members differ
             by their moves and not by their cards.
         rotate: Move the players on by one seat with each game.
-        role_baseline: Compare a member with the members of its own seat. A seat that wins more
-            often by the rules of the game would otherwise be reinforced for that.
     """
+
+    role_baseline: ClassVar[bool] = True
+    """Compare a member with the members of its own seat. A seat that wins more often by the rules
+    of the game would otherwise be reinforced for that."""
 
     game: GameSettings
     players: Sequence[OpenPlayer]
@@ -185,7 +187,6 @@ class TextArenaGroupBuilder(EnvGroupBuilder):
     tags: Sequence[str] = ()
     same_start: bool = True
     rotate: bool = False
-    role_baseline: bool = True
     _seats: int = field(default=1, repr=False)
     _attempts: Counter[int] = field(default_factory=Counter, repr=False)
     _retried: dict[tuple[int, int], list[TextArenaEnv]] = field(default_factory=dict, repr=False)
@@ -249,6 +250,7 @@ class TwoPlayerEnvGroupBuilder(TextArenaGroupBuilder):
     """Pairs of seats: with ``self_play`` both of one game, else one in each of two games."""
 
     num_players = 2
+    role_baseline = False
 
     def __init__(
         self,
@@ -266,7 +268,6 @@ class TwoPlayerEnvGroupBuilder(TextArenaGroupBuilder):
             num_games=num_envs // 2 if self_play else num_envs,
             same_start=False,
             rotate=not self_play,
-            role_baseline=False,
         )
 
     async def make_envs(self) -> Sequence[TextArenaEnv]:

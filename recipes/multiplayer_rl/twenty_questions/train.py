@@ -22,7 +22,7 @@ from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import (
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
 from tinker_cookbook.run.weights_paths import weights_field
-from tinker_cookbook.training.config import BackendSettings, number
+from tinker_cookbook.training.config import BackendSettings
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
@@ -39,11 +39,7 @@ class CLIConfig(Rules, train.Config):
     answerer_model_name: str | None = chz.field(
         default=None, doc="Model that answers; default: model_name, untrained"
     )
-    answerer_renderer_name: str | None = chz.field(
-        default=None, doc="Chat format of that model; default: the model's own"
-    )
     answerer_path: str | None = weights_field("sampler_weights", "Its adapter; default: none")
-    answerer_max_tokens: int = number(5, "Maximum tokens of one of its answers", low=1)
     words_path: str = chz.field(
         default=str(WORDS), doc="File with the words to guess, one per line"
     )
@@ -55,9 +51,8 @@ class CLIConfig(Rules, train.Config):
         other = self.answerer_model_name not in (None, self.model_name)
         answerer = AnswererConfig(
             model_name=self.answerer_model_name or self.model_name,
-            renderer_name=self.answerer_renderer_name or (None if other else self.renderer),
+            renderer_name=None if other else self.renderer,
             model_path=self.answerer_path,
-            max_tokens=self.answerer_max_tokens,
             **self.values_of(BackendSettings),
             **self.values_of(SamplerOptions),
         )
