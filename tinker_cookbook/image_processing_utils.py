@@ -54,27 +54,6 @@ _DATA_URI = re.compile(
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # others run programs, or allocate by their header
 _MOST_SCANS = 100
 _MOST_BYTES = 512 << 20  # more than any file of as many pixels as Pillow's limit needs
-# Steps that make an image upright, by its EXIF orientation.
-_TURNS = {
-    2: "FLIP_LEFT_RIGHT",
-    3: "ROTATE_180",
-    4: "FLIP_TOP_BOTTOM",
-    5: "TRANSPOSE",
-    6: "ROTATE_270",
-    7: "TRANSVERSE",
-    8: "ROTATE_90",
-}
-_OTHER_FILES = (
-    (b"%pdf", "a PDF document"),
-    (b"<svg", "an SVG drawing"),
-    (b"<html", "an HTML page"),
-    (b"<!doctype", "an HTML page"),
-    (b"ii*\0", "a TIFF file"),
-    (b"mm\0*", "a TIFF file"),
-    (b"ftypavif", "an AVIF file"),
-    (b"ftyphei", "a HEIC file"),
-    (b"ftypmif", "a HEIC file"),
-)
 _REMOTE = re.compile(r"(?!file:|data:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
@@ -180,10 +159,10 @@ def rgb_image(image: Image.Image) -> Image.Image:
     DataFormatError for pixels of an unknown range (modes I and F).
     """
     library = pillow()
-    if (turn := _TURNS.get(_orientation(image))) is not None:
-        colors = {k: v for k, v in image.info.items() if k == "transparency"}
-        image = image.transpose(library.Transpose[turn])
-        image.info = colors  # without the orientation, which is applied
+    if _orientation(image) in range(2, 9):  # a copy, so only if need be
+        from PIL import ImageOps
+
+        image = ImageOps.exif_transpose(image)
     key = image.info.get("transparency")
     # Pillow's own conversion of 16 bits cuts everything above 255 to white.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
@@ -254,12 +233,10 @@ def _opened(data: bytes, where: str) -> Image.Image:
     except library.DecompressionBombError as error:
         raise DataFormatError(f"{where}: {error} Make the image smaller") from error
     except Exception as error:  # readers may raise anything on damaged files
-        head = data[:256].lower()
-        kind = next((name for mark, name in _OTHER_FILES if mark in head), None)
         reason = f": {error}" if str(error) else ""
-        found = f"is {kind}" if kind else f"cannot be read as an image{reason}"
         raise DataFormatError(
-            f"{where} {found}; expected a whole PNG, JPEG, WebP, GIF or BMP file"
+            f"{where} cannot be read as an image{reason}; expected a whole PNG, JPEG, WebP, GIF or "
+            "BMP file"
         ) from error
     return opened
 

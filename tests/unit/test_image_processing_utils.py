@@ -270,18 +270,11 @@ def bombs():
             "BMP": bytes(bmp), "WEBP": lossless_webp(16_383), "JPEG": jpeg(65_500)}  # fmt: skip
 
 
-REFUSED = {
-    "": "cannot be read as an image", "<svg xmlns='http://www.w3.org/2000/svg'/>": "is an SVG",
-    "<!DOCTYPE html><p>": "is an HTML page", "%PDF-1.7": "is a PDF", "%!PS-Adobe-3.0": "cannot be",
-    "TIFF": "is a TIFF file", "half a": "cannot be read",
-}  # fmt: skip
-
-
 def test_truncated_images_are_refused():
-    texts = {text: text.encode() for text in REFUSED if text not in ("TIFF", "half a")}
-    for name, data in {**texts, **halves()}.items():
-        said = REFUSED["half a" if name.startswith("half") else name]
-        with pytest.raises(DataFormatError, match=rf"^datum 3: images\[0\].*{said}.*expected"):
+    texts = ("", "<svg xmlns='http://www.w3.org/2000/svg'/>", "<!DOCTYPE html><p>", "%PDF-1.7")
+    for data in [*(text.encode() for text in texts), b"%!PS-Adobe-3.0", *halves().values()]:
+        said = r"^datum 3: images\[0\] cannot be read as an image.*expected"
+        with pytest.raises(DataFormatError, match=said):
             decode_image(data, "datum 3: images[0]")
     with pytest.raises(DataFormatError, match="has 3001 scans, expected at most 100"):
         decode_image(jpeg(64, scans=3000))

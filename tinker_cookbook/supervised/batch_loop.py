@@ -56,7 +56,6 @@ from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.trace import scope_span
 
-_SKIPS_LOGGED = 3
 _TIMED_STEPS = 2
 
 
@@ -373,12 +372,11 @@ class _Loop:
     def _skip(self, step: int) -> None:
         """Records a step without an update."""
         self._skipped += 1
-        if self._skipped <= _SKIPS_LOGGED:
+        if self._skipped == 1:
             epoch, index = self._schedule.position(step)
-            last = "; further ones are only counted" if self._skipped == _SKIPS_LOGGED else ""
             self._session.print(
                 f"step {step + 1}: batch {index} of epoch {epoch} is skipped, since none of its "
-                f"examples has a token to train on{last}"
+                "examples has a token to train on; further ones are only counted"
             )
         # Queue it like an update, so that rows are written in the order of steps.
         self._in_flight.append(_InFlight(step, Batch([]), self._tokens, self._skipped, None))

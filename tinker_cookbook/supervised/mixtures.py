@@ -77,10 +77,6 @@ class _MixedRows:
         number = self._numbers[index]
         return f"{self._sources[number['source']].path}[{number['row']}]"
 
-    def to_list(self) -> list[Any]:
-        """Returns all rows."""
-        return [self[i] for i in range(len(self))]
-
 
 def _no_field(source: int, field: str, names: Iterable[str]) -> DataFormatError:
     return DataFormatError(

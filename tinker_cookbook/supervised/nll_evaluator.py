@@ -46,14 +46,6 @@ class _HeldOutLoss:
                 f"{name} data: got {len(self._data)} examples without a single token to score, "
                 "expected at least one; check max_length and train_on_what"
             )
-        # The metrics are only defined for one target per position.
-        for i, datum in enumerate(self._data):
-            shape = datum.loss_fn_inputs["target_tokens"].to_numpy().shape
-            if len(shape) != 1:
-                raise DataValidationError(
-                    f"{name} data[{i}].target_tokens: got shape {shape}, expected one target per "
-                    "position"
-                )
 
     def metrics(self, logprobs: list[Any]) -> dict[str, float]:
         metrics = {

@@ -343,7 +343,8 @@ def build_agent_tool_env(
     parse_error_policy: ParseErrorPolicy | None = None,
     on_unavailable: Literal["fail", "report"] = "fail",
 ) -> EnvFromMessageEnv:
-    """Returns the token environment of an ``AgentToolMessageEnv``.
+    """Returns the token environment of an ``AgentToolMessageEnv``, which explains the settings of
+    the same name.
 
     Args:
         renderer: Renderer of the model's chat format.
@@ -353,10 +354,7 @@ def build_agent_tool_env(
         rollout_config: Limits, policy for parse errors, order of calls and grading. Arguments of
             the same name replace its values; of two limits on tool calls the lower one applies.
         model_name: Without ``rollout_config``, the model whose default settings are used.
-        max_turns: Maximum number of answers; default: from ``rollout_config``, else 5.
-        failed_parse_reward: Reward of an answer that cannot be parsed.
-        terminate_on_parse_error: Whether such an answer ends the episode.
-        max_tool_calls: Maximum number of calls.
+        max_turns: Default: from ``rollout_config``, else 5.
         max_trajectory_tokens: The episode ends when the next prompt plus ``max_generation_tokens``
             exceed this.
         max_generation_tokens: Tokens reserved for an answer.
@@ -364,8 +362,6 @@ def build_agent_tool_env(
             truncated.
         terminate_on_length: Whether a truncated answer ends the episode; default: yes, unless
             ``rollout_config`` limits the tokens.
-        parse_error_policy: Replaces ``failed_parse_reward`` and ``terminate_on_parse_error``.
-        on_unavailable: See ``AgentToolMessageEnv``.
     """
     config = rollout_config
     if config is None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -41,7 +40,6 @@ class ToolJournal:
         # Position of a call in the run -> offset of its line in the file.
         self._lines: dict[str, tuple[int, int]] = {}
         self._read_to = 0
-        self.identity = _identity(path)
 
     def find(self, place: str, call: ToolCall) -> ToolResult | None:
         """Returns the recorded result of this call at this position, if there is one."""
@@ -86,12 +84,13 @@ class ToolJournal:
                 append_row(self.path, row)
             except DataFormatError as error:
                 logger.warning("a result of tool %s was not recorded: %s", row["tool"], error)
-            if self.identity is None:
-                self.identity = _identity(self.path)
 
     def _read_new_lines(self) -> None:
         """Reads lines appended by this process or another process of the run."""
-        if not self.path.exists() or self.path.stat().st_size <= self._read_to:
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size < self._read_to:  # the folder was deleted and made again
+            self._lines, self._read_to = {}, 0
+        if size <= self._read_to:
             return
         with self.path.open("rb") as file:
             file.seek(self._read_to)
@@ -109,24 +108,14 @@ class ToolJournal:
         self._lines[place] = (self._read_to, len(line))
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
-
-
 _journals: dict[str, ToolJournal] = {}
 
 
 def journal_of(log_path: str) -> ToolJournal:
-    """Returns the journal of a run; a new one if the folder was deleted and made again."""
-    journal = _journals.get(log_path)
-    path = local_path(log_path) / FILE_NAME
-    if journal is None or (journal.identity is not None and journal.identity != _identity(path)):
-        journal = _journals[log_path] = ToolJournal(path)
-    return journal
+    """Returns the journal of a run."""
+    if log_path not in _journals:
+        _journals[log_path] = ToolJournal(local_path(log_path) / FILE_NAME)
+    return _journals[log_path]
 
 
 async def recorded(

@@ -162,7 +162,7 @@ REFUSED = {
     "SITE/to-file": "scheme 'file'",
     "/etc/passwd": "does not read images from this file",
     "data:text/html,x": "expected a data URI such as 'data:image/png",
-    "data:image/svg+xml,<svg/>": "is an SVG drawing",
+    "data:image/svg+xml,<svg/>": "cannot be read as an image",
     "data:image/png;base64,&&": "not valid base64",
     data_of(2000, 1001): "has 2000 x 1001 pixels, expected at most 2000000 pixels",
     data_of(20_000, 2): "refuses 20000 x 2 pixels",
