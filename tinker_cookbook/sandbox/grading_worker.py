@@ -40,8 +40,7 @@ class WorkerPool:
     @property
     def tier(self) -> SandboxTier:
         """How programs are isolated."""
-        tier = self._settings.tier
-        return launch.available_tier() if tier is None else launch.parse_tier(tier)
+        return launch.parse_tier(self._settings.tier)
 
     def submit(self, job: Job) -> Future[JobResult]:
         """Queues a job.

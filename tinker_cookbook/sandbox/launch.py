@@ -101,15 +101,6 @@ class SandboxLimits:
             if value < 1:
                 raise ConfigurationError(f"{name}: {value!r} is not at least 1")
 
-    def rlimits(self) -> dict[str, int]:
-        """Returns the limits of one process, in bytes and seconds."""
-        return {
-            "memory": self.memory_mb << 20,
-            "file_size": self.file_mb << 20,
-            "cpu_seconds": self.cpu_seconds,
-            "processes": self.processes,
-        }
-
 
 @dataclass
 class SandboxProcess:
@@ -176,7 +167,7 @@ def start(
         SandboxUnavailableError: No tier, or not the requested one, works on this machine.
         SandboxError: The sandbox did not start.
     """
-    chosen = available_tier() if tier is None else parse_tier(tier)
+    chosen = parse_tier(tier)
     if sys.platform != "linux":
         raise SandboxUnavailableError(_refusal({SandboxTier.BUBBLEWRAP: "needs Linux"}))
     python = _interpreter(chosen)
@@ -189,7 +180,12 @@ def start(
     boot = {
         "uid": uid,
         "landlock": landlock,
-        "limits": limits.rlimits(),
+        "limits": {
+            "memory": limits.memory_mb << 20,
+            "file_size": limits.file_mb << 20,
+            "cpu_seconds": limits.cpu_seconds,
+            "processes": limits.processes,
+        },
         "memory": limits.memory_mb << 20,
         "disk": limits.disk_mb << 20,
         "readable": [*_runtime_paths(python), *read_only],
@@ -393,12 +389,14 @@ def _spawn(command: list[str], descriptors: list[int], errors: int) -> subproces
 # Which tier -------------------------------------------------------------------------------------
 
 
-def parse_tier(tier: SandboxTier | str) -> SandboxTier:
-    """Returns the tier of the given name.
+def parse_tier(tier: SandboxTier | str | None) -> SandboxTier:
+    """Returns the tier of the given name; None: the strongest that works here.
 
     Raises:
         ConfigurationError: There is no such tier.
     """
+    if tier is None:
+        return available_tier()
     try:
         return SandboxTier(tier)
     except ValueError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self
 
 from tinker_cookbook.eval.run.answers import key_of
@@ -44,12 +43,7 @@ class ChatApiSource(AnswerSource):
         await self._api.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._api.close()
 
     def description(self) -> dict[str, Any]:
