@@ -106,10 +106,6 @@ class Browser:
             mobile=mobile,
         )
 
-    def prefer(self, scheme: str) -> None:
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.call("Emulation.setEmulatedMedia", features=[feature])
-
     def fill(self, selector: str, text: str) -> None:
         """Sets a field as a person does who types and leaves it."""
         field = f"document.querySelector({json.dumps(selector)})"
@@ -135,10 +131,6 @@ class Browser:
         box = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
         x, y = self.run(f"[{box}.x + {box}.width / 2, {box}.y + {box}.height / 2]")
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
-    def screenshot(self, path: Path) -> None:
-        data = self.call("Page.captureScreenshot", format="png")["data"]
-        path.write_bytes(base64.b64decode(data))
 
     def _note(self, message: dict[str, Any]) -> None:
         method, params = message.get("method"), message.get("params", {})

@@ -21,7 +21,6 @@ CACHE = Path.home() / ".cache" / "tinker_cookbook_tests" / "environments"
 PACKAGES: dict[str, tuple[str, ...]] = {
     "executors": ("ray>=2.50", "distributed>=2025.1"),
     "inspect": ("inspect-ai>=0.3.100", "inspect-evals"),
-    "langchain": ("langchain-openai>=1",),
     "litellm": ("litellm==1.105.1",),
     "llama-cpp": ("--no-deps", "xllamacpp>=2026.10"),
     "lm-eval": ("lm-eval[api]==0.4.13",),

@@ -1,4 +1,4 @@
-"""Run in an environment that has a client: ``python openai_clients.py CLIENT URL KEY MODEL``.
+"""Run in an environment that has Inspect: ``python openai_clients.py URL KEY MODEL``.
 
 The model has random weights, so an answer is valid only if the server constrains it. Prints JSON.
 """
@@ -8,41 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
-
-
-class City(BaseModel):
-    """A city."""
-
-    model_config = ConfigDict(extra="forbid")
-    size: int = Field(ge=0, le=999)
-    kind: Literal["town", "père"]
-    large: bool
-
-
-def langchain(url: str, key: str, model: str) -> list[Any]:
-    """Structured output in its three modes; JSON mode has no schema."""
-    from langchain_openai import ChatOpenAI
-    from openai import LengthFinishReasonError
-
-    found = []
-    for seed in range(3):
-        common = {"base_url": url, "api_key": key, "max_retries": 0, "max_tokens": 250}
-        chat = ChatOpenAI(model=model, temperature=1, seed=seed, **common)
-        for method in ("json_mode", "json_schema", "function_calling"):
-            for more in ({}, {"strict": True}) if method != "json_mode" else ({},):
-                asked = chat.with_structured_output(City, method=method, include_raw=True, **more)
-                try:
-                    answer = asked.invoke("Describe a city.")
-                except LengthFinishReasonError:
-                    if method != "json_mode":  # strings of random weights have no end
-                        raise
-                    continue
-                parsed = answer["parsed"] and answer["parsed"].model_dump()
-                found.append([method, parsed, answer["raw"].content])
-    return found
+from typing import Any
 
 
 def inspect(url: str, key: str, model: str) -> list[Any]:
@@ -83,5 +49,4 @@ def inspect(url: str, key: str, model: str) -> list[Any]:
 
 
 if __name__ == "__main__":
-    client = {"langchain": langchain, "inspect": inspect}[sys.argv[1]]
-    print("FOUND " + json.dumps(client(*sys.argv[2:])))
+    print("FOUND " + json.dumps(inspect(*sys.argv[1:])))

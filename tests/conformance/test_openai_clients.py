@@ -39,34 +39,12 @@ def random_server(tmp_path_factory):
     assert running.stop() == 0
 
 
-def run(python, client, server):
-    printed = run_in(python, CLIENTS, client, *server)
-    (line,) = [line for line in printed.splitlines() if line.startswith("FOUND ")]
-    return json.loads(line.removeprefix("FOUND "))
-
-
-@pytest.mark.slow
-def test_structured_output_of_langchain_in_its_three_modes(random_server):
-    """Half a minute, and a minute more where the environment is made."""
-    python = python_with("langchain")
-    found = run(python, "langchain", random_server)
-    methods = [method for method, *_ in found]
-    assert (methods.count("json_schema"), methods.count("function_calling")) == (6, 6)
-    assert "json_mode" in methods
-    for method, parsed, text in found:
-        if method == "json_mode":  # any object: nothing says which
-            assert isinstance(json.loads(text), dict)
-            continue
-        assert parsed.keys() == {"size", "kind", "large"}
-        assert 0 <= parsed["size"] <= 999
-        assert parsed["kind"] in ("town", "père")
-
-
 @pytest.mark.slow
 def test_tools_of_inspect_with_its_defaults(random_server):
     """Half a minute, and a minute more where the environment is made."""
-    python = python_with("inspect")
-    found = run(python, "inspect", random_server)
+    printed = run_in(python_with("inspect"), CLIENTS, *random_server)
+    (line,) = [line for line in printed.splitlines() if line.startswith("FOUND ")]
+    found = json.loads(line.removeprefix("FOUND "))
     assert [(api, choice) for api, choice, _ in found] == [
         ("openai-api", "auto"),
         ("openai-api", "any"),

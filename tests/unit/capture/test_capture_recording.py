@@ -129,7 +129,7 @@ def test_a_killed_store_has_what_it_acknowledged_and_starts_again(data_dir):
     good = [{"kind": "note", "event_id": str(i), "scope": {"run_id": "next"}} for i in range(5)]
     bad = {"kind": "sample", "samples": [{"tokens": [1]}], "scope": {"iteration": "three"}}
     records = [*good, bad, bad | {"scope": {"run_id": "after"}}]
-    with pytest.raises(urllib.error.HTTPError, match="'iteration': .* valid integer"):
+    with pytest.raises(urllib.error.HTTPError, match=r"'iteration': .* valid integer"):
         StoreSink(ensure_daemon(data_dir)).export(records)
     assert [run.num_annotations for run in database.list_runs()] == [0, 0, 6]
     database.close()

@@ -39,25 +39,6 @@ def test_a_wrong_method_of_a_known_address_gets_405(caller, method, path, allowe
         assert response.json() == {"detail": message}
 
 
-def test_samples_that_record_stability_information_name_their_sequences(caller, stories_model):
-    mine = caller()
-    sampler = mine.post(
-        "create_sampling_session",
-        session_id=mine.session(),
-        sampling_session_seq_id=0,
-        base_model=stories_model,
-    )[1]["sampling_session_id"]
-    asked = {
-        "sampling_session_id": sampler,
-        "seq_id": 0,
-        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
-        "sampling_params": {"max_tokens": 1},
-    }
-    accepted = mine.post("asample", **asked, record_stability_info=True)
-    assert len(mine.result(accepted)["sequences"]) == 1
-    assert accepted[1]["sample_sequence_ids"] == [f"{sampler}:0:0"]
-
-
 @pytest.mark.parametrize("path", ["/api/v1/create_model", "/oai/api/v1/completions"])
 def test_an_error_of_the_server_itself_is_not_described(path):
     response = error_response(RuntimeError("/home/ann/file"), path)

@@ -44,26 +44,6 @@ def ann(caller, stories_model):
     return while_running
 
 
-@pytest.mark.parametrize(("name", "value"), [("temperature", 1e-40), ("top_p", 1e-310)])
-def test_a_setting_that_vanishes_in_float32_is_refused_alone(
-    serving, caller, ann, stories_model, name, value
-):
-    bob = caller("local")
-    of = sampler(bob, stories_model)
-    said = ann(lambda: bob.result(draw(bob, of, 1, 1, max_tokens=3, **{name: value})))
-    assert said["category"] == "user"
-    assert said["error"].startswith(f"{name}: got {value}")
-    answer = httpx.post(
-        f"{serving.url}/oai/api/v1/completions",
-        json={"model": stories_model, "prompt": "x", "max_tokens": 3, name: value},
-        headers={"X-API-Key": serving.key()},
-        timeout=60,
-    )
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, name)
-    assert error["message"].startswith(f"{name}: got {value}")
-
-
 def test_samples_of_a_diverged_run_fail_alone(serving, caller, ann, stories_model):
     bob = caller("local")
     model = bob.model(stories_model)

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import openai
 import pytest
-from tinker.types import ModelInput, SamplingParams
 
 from tinker_cookbook.backends import connect
 from tinker_cookbook.backends.convert import TokenSequence
@@ -151,27 +150,6 @@ def test_keys_models_and_addresses_that_are_unknown(oai_with, oai):
             client.embeddings.create(model="x", input="y")
         assert said(error) == (404, "unknown_url", None)
         assert "OpenAI API is at /v1" in error.value.response.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("where", ["here", "server"])
-def test_a_text_prompt_and_the_defaults_of_sample(checkpoint, stories_model, here, where):
-    """One sample, and the parameters of the SDK."""
-    client = here
-    if where == "server":
-        client = checkpoint[0].create_sampling_client(base_model=stories_model).result()
-    tokens = ModelInput.from_ints(client.get_tokenizer().encode("Hello!"))
-    params = SamplingParams(max_tokens=5, temperature=0)
-    (by_text,) = client.sample(prompt="Hello!", sampling_params=params).result().sequences
-    (by_tokens,) = client.sample(tokens, 1, params).result().sequences
-    assert by_text.tokens == by_tokens.tokens
-    long = ModelInput.from_ints([5] * 510)  # the context has room for two more
-    assert len(client.sample(prompt=long).result().sequences[0].tokens) in (1, 2)
-    awaited = asyncio.run(_awaited(client.sample_async("Hello!", sampling_params=params)))
-    assert awaited.sequences[0].tokens == by_text.tokens
-
-
-async def _awaited(asked):
-    return await asked
 
 
 @pytest.mark.parametrize("stream", [True, False])
