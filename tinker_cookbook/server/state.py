@@ -277,16 +277,22 @@ class ServerState:
                 continue
             # If this wakes up late, the event loop was blocked, and heartbeats are still unread.
             late = now - due if now - due > pause else 0.0
-            for session in list(self._sessions.values()):
-                session.seen_at += late
-                if now - session.seen_at > self._session_seconds:
-                    self.end_session(session, f"no heartbeat for {self._session_seconds:g} s")
-                else:
-                    session.evict_idle_samplers(now)
-            # A result that is never fetched is kept until its session ends.
-            for one in list(self.requests.values()):
-                if one.fetched_at is not None and now - one.fetched_at > RETENTION_SECONDS:
-                    del self.requests[one.request_id]
+            try:
+                self._sweep(now, late)
+            except Exception:  # sessions must still end later
+                logger.exception("a search for ended sessions failed")
+
+    def _sweep(self, now: float, late: float) -> None:
+        for session in list(self._sessions.values()):
+            session.seen_at += late
+            if now - session.seen_at > self._session_seconds:
+                self.end_session(session, f"no heartbeat for {self._session_seconds:g} s")
+            else:
+                session.evict_idle_samplers(now)
+        # A result that is never fetched is kept until its session ends.
+        for one in list(self.requests.values()):
+            if one.fetched_at is not None and now - one.fetched_at > RETENTION_SECONDS:
+                del self.requests[one.request_id]
 
     async def expire_forever(self) -> None:
         """Deletes the expired checkpoints of all owners every few minutes."""

@@ -246,19 +246,15 @@ def chat_prompt(
     if not messages:
         raise ApiError("messages: got none, expected at least one", param="messages")
     converted = [_convert(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    normal = normalize_messages(converted)
     # Some chat formats write the function's name in a tool result; OpenAI's messages have only
     # the id of the call.
-    names: dict[Any, Any] = {}
-    for message in converted:
-        calls = message.get("tool_calls")
-        for call in calls if isinstance(calls, list) else []:
-            if not isinstance(call, Mapping) or isinstance(call.get("id"), (list, dict)):
-                continue  # ``normalize_messages`` refuses it
-            if isinstance(call.get("function"), Mapping):
-                names[call.get("id")] = call["function"].get("name")
-        if message.get("role") == "tool" and names.get(message.get("tool_call_id")) is not None:
-            message.setdefault("name", names[message.get("tool_call_id")])
-    normal = normalize_messages(converted)
+    names = {
+        call.id: call.function.name for message in normal for call in message.get("tool_calls", [])
+    }
+    for message in normal:
+        if message["role"] == "tool" and (name := names.get(message.get("tool_call_id"))):
+            message.setdefault("name", name)
     if tools:
         system = ""
         if normal[0]["role"] == "system":

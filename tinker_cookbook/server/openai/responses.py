@@ -145,16 +145,16 @@ def _messages(body: ResponsesBody) -> list[Json]:
 
 def _content(content: Any, where: str) -> str | list[Json]:
     """Returns the text, or the parts of a chat message if there is an image."""
+    if not isinstance(content, list):
+        return part_text(content, where)
     parts: list[Json] = []
-    for j, part in enumerate(content if isinstance(content, list) else []):
+    for j, part in enumerate(content):
         at = f"{where}[{j}]"
         if isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS:
             parts.append({"type": "image_url", "image_url": {"url": image_url(part, at)}})
         else:
             parts.append({"type": "text", "text": _text(part, at)})
-    if any(part["type"] == "image_url" for part in parts):
-        return parts
-    return part_text(content, where)
+    return parts
 
 
 def part_text(content: Any, where: str) -> str:
