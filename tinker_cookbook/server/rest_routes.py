@@ -20,8 +20,8 @@ from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import ApiUserDep, StateDep, key_of
 from tinker_cookbook.server.bodies import Json, JsonRoute
 from tinker_cookbook.server.errors import NotFoundError
+from tinker_cookbook.server.exposition import exposition
 from tinker_cookbook.server.keys import TOKEN_PREFIX, user_urn
-from tinker_cookbook.server.metrics import exposition
 from tinker_cookbook.server.state import ServerState, Session
 
 router = APIRouter(prefix="/api/v1", tags=["rest"], route_class=JsonRoute)
