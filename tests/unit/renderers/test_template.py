@@ -13,7 +13,6 @@ from rendering_cases import checked, cut_conversations, dialogues, ended, qwen_c
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import ParseTermination, TextPart, ThinkingPart, get_renderer
-from tinker_cookbook.renderers.template.transcript import Answer, AnswerCache
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 QUESTION = {"role": "user", "content": "Why?"}
@@ -304,7 +303,3 @@ def test_answers_of_long_conversations_are_located_once(make, monkeypatch):
     longer = renderer.build_generation_prompt([*messages, QUESTION, ANSWER, QUESTION]).to_ints()
     assert longer[: len(prompt)] == prompt
     assert len(renderings) - before <= 4
-    cache = AnswerCache(most=10)
-    for i in range(9):
-        cache.add(bytes([i % 4]), Answer("four", 0, ""))
-    assert [cache.get(bytes([i])) is not None for i in range(4)] == [True, False, False, True]

@@ -48,7 +48,7 @@ from tinker_cookbook.renderers.template.probe import (
     probe_conversations,
 )
 from tinker_cookbook.renderers.template.text import TemplateText, plain
-from tinker_cookbook.renderers.template.transcript import AnswerCache, Transcript
+from tinker_cookbook.renderers.template.transcript import Answer, Transcript
 from tinker_cookbook.tokenizer_utils import Tokenizer, encode_without_special_tokens
 
 
@@ -134,7 +134,7 @@ class TemplateRenderer(Renderer):
         self._stop_ids = [special_token_id(tokenizer, s) for s in self._facts.stops]
         self._max_image_size = max_image_size
         self._written: set[tuple[str, str]] = set()
-        self._answers = AnswerCache()
+        self._answers: dict[bytes, Answer] = {}
         # The longest first, so that a token is not mistaken for one that is its end.
         self._controls = tuple(control_names(tokenizer, special=True))
 

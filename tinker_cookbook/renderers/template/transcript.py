@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from threading import Lock
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
@@ -31,6 +30,8 @@ from tinker_cookbook.renderers.template.text import (
 )
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
+_CACHED = 4096  # answers; each has the text of its conversation
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -43,41 +44,12 @@ class Answer:
     """Stop token, if the template writes none after the answer."""
 
 
-class AnswerCache:
-    """Cache of answers by a digest of their conversation.
-
-    ``most`` limits the characters of their texts; the least recently used answer is dropped first.
-    """
-
-    def __init__(self, most: int = 2**26) -> None:
-        self._most, self._characters = most, 0
-        self._answers: dict[bytes, Answer] = {}
-        self._lock = Lock()
-
-    def get(self, digest: bytes) -> Answer | None:
-        """Returns an answer, None if it is not cached."""
-        with self._lock:
-            answer = self._answers.pop(digest, None)
-            if answer is not None:
-                self._answers[digest] = answer  # the most recently used is last
-            return answer
-
-    def add(self, digest: bytes, answer: Answer) -> None:
-        """Adds an answer, and drops others if there is no space."""
-        with self._lock:
-            if digest not in self._answers:
-                self._answers[digest] = answer
-                self._characters += len(answer.text)
-            while self._characters > self._most:
-                oldest = self._answers.pop(next(iter(self._answers)))
-                self._characters -= len(oldest.text)
-
-
 class Transcript:
     """Conversation in the template's form, with the positions of its answers.
 
     ``warn`` receives the differences from sampling. ``cache`` holds the answers of earlier
-    conversations, so that a growing conversation needs renderings of its last answer only.
+    conversations by a digest of them, so that a growing conversation needs renderings of its last
+    answer only.
     """
 
     def __init__(
@@ -87,7 +59,7 @@ class Transcript:
         messages: Sequence[Message],
         tokenizer: Tokenizer,
         warn: Callable[[str], None],
-        cache: AnswerCache,
+        cache: dict[bytes, Answer],
     ) -> None:
         self._template, self._facts, self._messages = template, facts, messages
         self._tokenizer, self._warn = tokenizer, warn
@@ -106,7 +78,9 @@ class Transcript:
                 answer = cache.get(digest.digest())
                 try:
                     self.answers[idx] = answer or self._locate(idx, "tool_calls" in message)
-                    cache.add(digest.digest(), self.answers[idx])
+                    if len(cache) > _CACHED:
+                        cache.clear()
+                    cache[digest.digest()] = self.answers[idx]
                 # Only an answer that is trained needs its position, so this is not an error yet.
                 except RendererError as error:
                     self.lost[idx] = error
