@@ -87,30 +87,6 @@ def test_metrics_are_those_of_every_scorer_and_reducer(stories, stories_model, t
     assert len(logs[0].samples) == 4
 
 
-def test_it_runs_inside_a_loop_without_blocking_it(stories, stories_model, tmp_path):
-    async def run() -> tuple[dict[str, float], float]:
-        longest, last = 0.0, asyncio.get_running_loop().time()
-
-        async def beat():
-            nonlocal longest, last
-            while True:
-                await asyncio.sleep(0.005)
-                now = asyncio.get_running_loop().time()
-                longest, last = max(longest, now - last), now
-
-        evaluator = builder(stories_model, story_task(16), tmp_path, max_tokens=200)()
-        await evaluator(stories)  # imports
-        longest, last = 0.0, asyncio.get_running_loop().time()
-        task = asyncio.create_task(beat())
-        metrics = await evaluator(stories)
-        task.cancel()
-        return metrics, longest
-
-    metrics, longest = asyncio.run(run())
-    assert metrics["cats/num_examples"] == 16
-    assert longest < 1.0
-
-
 def test_an_error_in_a_scorer_ends_it_or_is_counted(stories, stories_model, tmp_path):
     from inspect_ai.scorer import Score, accuracy, scorer
 
