@@ -9,7 +9,6 @@ classes are taken for which.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -191,33 +190,24 @@ class EvalConfig(SamplingModelSettings, SamplingOptions):
 
 
 def draw_confusion(answers: Sequence[tuple[str, str]], path: str | Path) -> None:
-    """Writes a picture: a row for each class, a column for each named class, counts in the cells.
-
-    Answers that name no class are in a last column.
-    """
+    """Writes a picture of how often each class is named for each; answers that name none are
+    "other"."""
     try:
         import matplotlib
 
         matplotlib.use("Agg")
         from matplotlib import pyplot
+        from sklearn.metrics import ConfusionMatrixDisplay
     except ImportError as error:
-        raise missing_extra("pictures of confusion matrices", error, "plot") from error
-    names = sorted({name for name, _ in answers})
-    counts = Counter((name, named if named in names else "other") for name, named in answers)
-    columns = [*names, "other"] if any(named == "other" for _, named in counts) else names
-    size = 1.5 + 0.35 * max(4, len(columns))
+        raise missing_extra("pictures of confusion matrices", error, "plot,vision") from error
+    truth, named = zip(*answers, strict=True)
+    names = sorted(set(truth))
+    named = [name if name in names else "other" for name in named]
+    labels = [*names, "other"] if "other" in named else names
+    size = 1.5 + 0.35 * max(4, len(labels))
     figure, axes = pyplot.subplots(figsize=(size, size), constrained_layout=True)
-    axes.imshow([[counts[row, column] for column in columns] for row in names], cmap="Blues")
-    axes.set_xticks(
-        range(len(columns)), columns, rotation=90 if len(max(columns, key=len)) > 2 else 0
-    )
-    axes.set_yticks(range(len(names)), names)
-    axes.set(xlabel="named", ylabel="class")
-    largest = max(counts.values())
-    for (row, column), count in counts.items():
-        colour = "white" if count > largest / 2 else "black"
-        place = (columns.index(column), names.index(row))
-        axes.text(*place, str(count), ha="center", va="center", color=colour, fontsize="small")
+    settings: dict[str, Any] = {"cmap": "Blues", "colorbar": False, "xticks_rotation": "vertical"}
+    ConfusionMatrixDisplay.from_predictions(truth, named, labels=labels, ax=axes, **settings)
     save_figure(figure, path, "confusion")
 
 
