@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import sys
-import time
 
 import pytest
 from homes import new_home
@@ -38,12 +37,10 @@ def answer(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
-def weights(home, run_id, log_path, host=HOST, expires=None):
+def weights(home, run_id, log_path, host=HOST):
     folder = home / "runs" / run_id / "weights" / "final"
     folder.mkdir(parents=True)
     (folder / "adapter_model.safetensors").write_bytes(b"x" * 1000)
-    if expires is not None:
-        (folder / "expires_at").write_text(repr(expires))
     metadata = {"recipe": "sl_basic", "log_path": str(log_path)} | ({"host": host} if host else {})
     about = {"run_id": run_id, "created_at": 1.0, "base_model": "m", "lora_rank": 1}
     file = home / "runs" / run_id / "run.json"
@@ -63,7 +60,7 @@ def logs(folder, run_id, values=(3.0, 2.0, 1.0), config=None, final=True):
     return folder
 
 
-def test_list_show_and_du(home, tmp_path, capsys):
+def test_list_and_show(home, tmp_path, capsys):
     a = logs(tmp_path / "logs" / "a", "ra")
     weights(home, "ra", a)
     # Elsewhere, known by its weights; and weights whose folder is gone.
@@ -225,23 +222,16 @@ def test_prune_takes_only_what_no_run_needs(home, tmp_path, capsys):
         pass
     template = logs(root / "template", "", values=())
     (template / "metrics.jsonl").unlink()
-    # An expired checkpoint of a run that stays.
-    expired = weights(home, "d", logs(root / "d", "d"), expires=time.time() - 5)
-    later = weights(home, "e", logs(root / "e", "e"), expires=time.time() + 500)
     with RunLock(running):
         assert moved not in {one["path"] for one in answer(capsys, "prune")["remove"]}
         planned = answer(capsys, "prune", "gone=true")
-        assert {one["path"] for one in planned["remove"]} == {
-            *map(str, gone), str(early), str(expired / "weights" / "final"),
-        }  # fmt: skip
+        assert {one["path"] for one in planned["remove"]} == {*map(str, gone), str(early)}
         assert all(folder.exists() for folder in (*gone, early))
         run("prune", "gone=true", "yes=true")
         said = capsys.readouterr().out
     assert "kept: 1 weights that settings of other runs name" in said
     assert "kept: 2 weights of other or unknown machines" in said
-    assert not any(folder.exists() for folder in (*gone, early, expired / "weights" / "final"))
-    assert all(
-        folder.exists() for folder in (*keep, a, b, running, template, later / "weights" / "final")
-    )
+    assert not any(folder.exists() for folder in (*gone, early))
+    assert all(folder.exists() for folder in (*keep, a, b, running, template))
     assert remove.PruneSettings().folder is None
     assert existing_parent(home / "x" / "y") == home

@@ -27,12 +27,7 @@ from tinker_cookbook.run.paths import (
 )
 from tinker_cookbook.run.replaced_run import ended_before_the_first_row
 from tinker_cookbook.run.scan import RunFolder, is_run_folder, read_run_folder
-from tinker_cookbook.runs.inventory import (
-    Inventory,
-    Weights,
-    find_run,
-    take_inventory,
-)
+from tinker_cookbook.runs.inventory import Inventory, Weights, find_run, take_inventory
 from tinker_cookbook.runs.show import FOLDER_DOC
 from tinker_cookbook.utils.command_line.programs import print_whole
 
@@ -80,7 +75,7 @@ class Removal:
         why: What it is.
     """
 
-    kind: Literal["log folder", "weights", "expired"]
+    kind: Literal["log folder", "weights"]
     path: str
     size: int
     why: str
@@ -105,8 +100,7 @@ def remove_run(settings: RemoveSettings) -> None:
         raise ConfigurationError(f"run: {run.path} is not removed because {reason}")
     removals = [_of_log_folder(run.path, f"{run.recipe}, {run.state} at step {run.step}")]
     _check_nothing_inside(run.path)
-    notes = list[str]()
-    ids = list[str]()
+    notes, ids = list[str](), list[str]()
     for one in inventory.weights_of(run):
         # A copy of the log folder lists the same weights.
         others = [str(path) for path in inventory.owners[one.run_id] if path != run.path]
@@ -153,7 +147,7 @@ def _notes_on_users(run_ids: Iterable[str], inventory: Inventory, but: Path | No
 
 
 def prune_runs(settings: PruneSettings) -> None:
-    """Removes weights without a log folder, expired checkpoints, and log folders without a row."""
+    """Removes weights without a log folder, and log folders without a row."""
     inventory = take_inventory(settings.folder)
     left = inventory.without_folder
     local = [one for one in left if one.is_local or settings.other_machines]
@@ -164,7 +158,6 @@ def prune_runs(settings: PruneSettings) -> None:
     # Weights that another run began with, or that a teacher or a reference has.
     used = [one for one in chosen if inventory.users_of([one.run_id])]
     removals = [_of_weights(one, inventory) for one in chosen if one not in used]
-    removals += _expired(inventory.weights, {Path(one.path) for one in removals})
     removals += [
         _of_log_folder(run.path, f"{run.recipe}, ended before its first row")
         for run in inventory.runs
@@ -219,13 +212,9 @@ def _remove(removal: Removal) -> None:
             path.rename(gone)
             shutil.rmtree(gone)
         return
-    # The engine's own lock and names of files; imported late, because it takes seconds.
+    # The engine's own lock; imported late, because it takes seconds.
     from tinker_cookbook.engine.checkpoints.files import folder_lock
-    from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 
-    if removal.kind == "expired":
-        CheckpointStore(path.parents[3]).expire()
-        return
     with folder_lock(path, exclusive=True, timeout=0):
         # run.json last: if this is interrupted, the rest is still listed and can be removed.
         for entry in sorted(path.iterdir(), key=lambda one: one.name == "run.json"):
@@ -246,17 +235,3 @@ def _of_weights(one: Weights, inventory: Inventory) -> Removal:
         f"of {' and '.join(map(str, owners))}" if owners else f"no run in {one.log_path} lists them"
     )
     return Removal("weights", str(one.path), one.size, f"{one.recipe} {why}".strip())
-
-
-def _expired(weights: Sequence[Weights], but: set[Path]) -> list[Removal]:
-    """Returns the expired checkpoints, which any start of the engine would remove too."""
-
-    from tinker_cookbook.engine.checkpoints.format import EXPIRES_AT, read_expiry
-
-    folders = [f.parent for one in weights if one.path not in but
-               for f in one.path.glob(f"*/*/{EXPIRES_AT}")]  # fmt: skip
-    return [
-        Removal("expired", str(folder), folder_size(folder), "its lifetime has ended")
-        for folder in folders
-        if (read_expiry(folder) or time.time() + 1) <= time.time()
-    ]
