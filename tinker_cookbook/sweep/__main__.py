@@ -62,8 +62,7 @@ def _run_sweep(sweep: Sweep) -> int:
             runs[-1].load()
 
         def table() -> Table:
-            # Less borders, heading and caption.
-            return runs_table(runs, metrics, max(console.height - 7, 1))
+            return runs_table(runs, metrics)
 
         def print_change(run: SweepRun) -> None:
             if not console.is_terminal:

@@ -26,25 +26,19 @@ _STYLES: dict[State, str] = {
 """Style of each state, in the order in which a person needs to see them."""
 
 
-def runs_table(
-    runs: Sequence[SweepRun], metrics: Sequence[str], height: int | None = None, best: str = ""
-) -> Table:
+def runs_table(runs: Sequence[SweepRun], metrics: Sequence[str], best: str = "") -> Table:
     """Returns a table of the runs, the one of the name ``best`` in bold.
 
-    Of ``metrics`` the first that a run has is shown. With a ``height`` that is too small, failed
-    and running runs have precedence.
+    Of ``metrics`` the first that a run has is shown. Failed and running runs come first: a terminal
+    that is too low shows the top of the table.
     """
     states, order = [run.state for run in runs], list(_STYLES)
-    by_need = sorted(range(len(runs)), key=lambda index: order.index(runs[index].state))
-    # The caption counts all runs, also those for which the terminal is too low.
     counts = [f"{states.count(state)} {state}" for state in order if state in states]
-    table = Table(caption=", ".join(counts), caption_justify="left")
+    table = Table(title=", ".join(counts), title_justify="left")
     table.add_column("run", overflow="fold")
     for name in ("state", "step", "metric", "time"):
         table.add_column(name, no_wrap=True, justify="left" if name == "state" else "right")
-    # Selected by need, but shown in the order of the grid, so that rows do not jump.
-    for index in sorted(by_need[:height]):
-        run = runs[index]
+    for run in sorted(runs, key=lambda run: order.index(run.state)):
         cells = [Text(run.point.name), Text(run.state, style=_STYLES[run.state])]
         style = "bold" if run.point.name == best else ""
         table.add_row(*cells, *map(Text, _progress(run, metrics)), style=style)

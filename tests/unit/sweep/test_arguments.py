@@ -72,7 +72,7 @@ def test_invalid_settings_are_refused(words, message):
         ("recipes.sl_lop", "did you mean 'sl_loop'"),
         ("nowhere.at_all", "is no program"),
         ("recipes.start", "has no main"),
-        ("recipes.prompt_distillation.create_data", "has no key"),
+        ("recipes.prompt_distillation.create_data", "there is no such key"),
     ],
 )
 def test_a_recipe_that_cannot_be_swept(recipe, message):
