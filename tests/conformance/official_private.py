@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
 PACKAGE = "tinker_cookbook"
-_PRIVATE_PATH = re.compile(rf"{PACKAGE}(\.\w+)*\._[a-z][\w.]*$")
+_PRIVATE = re.compile(r"\._[A-Za-z]")
 
 
 def tests_of_private_names(file: Path, source: Path) -> frozenset[str]:
@@ -26,89 +27,64 @@ def tests_of_private_names(file: Path, source: Path) -> frozenset[str]:
 def _users(file: Path, source: Path) -> frozenset[str]:
     """Names at the top of ``file``, and of its tests, that lead to a private name."""
     tree = ast.parse((source / file).read_text("utf-8"))
-    imported, tainted = _imports(tree, source)
-    blocks = _blocks(tree)
-    tainted |= {name for name, nodes in blocks.items() if _is_direct(nodes, imported)}
+    imported, users = _imports(tree, source)
+    # ``module._name``, ``setattr(module, "_name", …)`` or ``patch("package.module._name")``.
+    objects = "|".join([PACKAGE, *imported])
+    private = re.compile(rf"\b({objects})(\.\w+)*(\._[A-Za-z]|, '_[A-Za-z])")
+    codes = _codes(tree)
+    users |= {
+        name
+        for name, nodes in codes.items()
+        if any(private.search(ast.unparse(node)) for node in nodes)
+    }
     while True:  # a helper of a helper needs another pass
-        found = {name for name, nodes in blocks.items() if _refers(nodes, tainted)}
-        if found <= tainted:
-            return frozenset(tainted)
-        tainted |= found
+        found = {name for name, nodes in codes.items() if not users.isdisjoint(_words(nodes))}
+        if found <= users:
+            return frozenset(users)
+        users |= found
 
 
 def _imports(tree: ast.Module, source: Path) -> tuple[set[str], set[str]]:
     """Names imported from the package, and those of them that lead to a private name."""
     imported: set[str] = set()
-    tainted: set[str] = set()
+    users: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias for alias in node.names if alias.name.startswith(PACKAGE)]
-            imported |= {alias.asname or alias.name.split(".")[0] for alias in names}
-            tainted |= {str(alias.asname) for alias in names if _PRIVATE_PATH.match(alias.name)}
+            imported |= {a.asname for a in node.names if a.asname and a.name.startswith(PACKAGE)}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
-            bound = {alias.name: alias.asname or alias.name for alias in node.names}
-            imported |= set(bound.values())
             module = Path(*str(node.module).split(".")).with_suffix(".py")
-            if module.stem.endswith("_test"):  # helpers of another test file
-                private = _users(module, source)
-            elif _PRIVATE_PATH.match(str(node.module)):
-                private = set(bound)
-            else:
-                private = {name for name in bound if _is_private(name)}
-            tainted |= {bound[name] for name in private if name in bound}
-    return imported, tainted
+            is_test = module.stem.endswith("_test")  # helpers of another test file
+            for alias in node.names:
+                imported.add(bound := alias.asname or alias.name)
+                path = f"{node.module}.{alias.name}"
+                if alias.name in _users(module, source) if is_test else _PRIVATE.search(path):
+                    users.add(bound)
+    return imported, users
 
 
-def _blocks(tree: ast.Module) -> dict[str, list[ast.AST]]:
+def _codes(tree: ast.Module) -> dict[str, list[ast.AST]]:
     """What each name at the top of a file, and each method of its test classes, is made of."""
-    blocks: dict[str, list[ast.AST]] = {}
+    codes: dict[str, list[ast.AST]] = defaultdict(list)
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
-            for method in node.body:
-                if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    blocks.setdefault(method.name, []).append(method)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            blocks.setdefault(node.name, []).append(node)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            for name in ast.walk(node):
-                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
-                    blocks.setdefault(name.id, []).append(node)
-    return blocks
+        tests = isinstance(node, ast.ClassDef) and node.name.startswith("Test")
+        for part in node.body if tests else [node]:
+            match part:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    codes[name].append(part)
+                case ast.ClassDef(name=name):
+                    codes[name].append(part)
+                case ast.Assign() | ast.AnnAssign():
+                    for inner in ast.walk(part):
+                        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                            codes[inner.id].append(part)
+    return codes
 
 
-def _is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
-
-
-def _root(node: ast.expr) -> str | None:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else None
-
-
-def _is_direct(nodes: list[ast.AST], imported: set[str]) -> bool:
-    """Whether code reads or patches a private attribute of something imported."""
-    return any(_is_private_use(node, imported) for outer in nodes for node in ast.walk(outer))
-
-
-def _is_private_use(node: ast.AST, imported: set[str]) -> bool:
-    match node:
-        case ast.Attribute(value=value, attr=name):
-            return _is_private(name) and _root(value) in imported
-        case ast.Call(args=[target, ast.Constant(value=str(name)), *_]):  # setattr(module, "_name")
-            return _is_private(name) and _root(target) in imported
-        case ast.Constant(value=str(path)):  # patch("package.module._name")
-            return _PRIVATE_PATH.match(path) is not None
-    return False
-
-
-def _refers(nodes: list[ast.AST], names: set[str]) -> bool:
-    """Whether code reads one of the names, takes a fixture of that name, or asks for it by text."""
+def _words(nodes: list[ast.AST]) -> set[str]:
+    """Names that code reads, takes as parameters (fixtures), or has as texts (usefixtures)."""
+    words: set[str] = set()
     for node in (inner for outer in nodes for inner in ast.walk(outer)):
-        if isinstance(node, ast.Name) and node.id in names:
-            return True
-        if isinstance(node, ast.arg) and node.arg in names:
-            return True
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names:
-            return True  # pytest.mark.usefixtures("name")
-    return False
+        match node:
+            case ast.Name(id=word) | ast.arg(arg=word) | ast.Constant(value=str(word)):
+                words.add(word)
+    return words
