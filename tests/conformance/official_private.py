@@ -66,8 +66,10 @@ def _codes(tree: ast.Module) -> dict[str, list[ast.AST]]:
     """What each name at the top of a file, and each method of its test classes, is made of."""
     codes: dict[str, list[ast.AST]] = defaultdict(list)
     for node in tree.body:
-        tests = isinstance(node, ast.ClassDef) and node.name.startswith("Test")
-        for part in node.body if tests else [node]:
+        parts: list[ast.stmt] = [node]
+        if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
+            parts = node.body
+        for part in parts:
             match part:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                     codes[name].append(part)
