@@ -6,6 +6,7 @@ Loaded only through ``connect()``, so it may import the SDK at the top.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -91,18 +92,12 @@ def custom_examples_of(
 ) -> list[Example]:
     """Returns examples for a custom loss: tokens, targets and, with ``trained_only``, weights."""
     out = []
-    for index, datum in enumerate(data):
-        sequence = sequence_of(datum.model_input, f"datum {index}: model_input", reader)
-        inputs: dict[str, np.ndarray] = {}
-        for name in ("target_tokens", "weights") if trained_only else ("target_tokens",):
-            if name not in datum.loss_fn_inputs:
-                reason = "; a loss_fn with trained_only needs it" if name == "weights" else ""
-                raise DataValidationError(f"datum {index}: loss_fn_inputs lacks {name!r}{reason}")
-            inputs[name] = datum.loss_fn_inputs[name].to_numpy()
-        if not trained_only:
-            # The inputs are validated like those of cross_entropy, which requires weights.
+    for example in examples_of(data, reader):
+        inputs = {n: v for n, v in example.inputs.items() if n in ("target_tokens", "weights")}
+        if not trained_only and "target_tokens" in inputs:
+            # They are checked like the inputs of cross_entropy, which requires weights.
             inputs["weights"] = np.zeros(inputs["target_tokens"].shape, dtype=np.float32)
-        out.append(Example(sequence.tokens, inputs, sequence.images))
+        out.append(replace(example, inputs=inputs))
     return out
 
 

@@ -11,14 +11,10 @@ import atexit
 import functools
 import json
 import os
-import ssl
 import sys
 import threading
-import urllib.error
-import urllib.request
 import warnings
 from collections.abc import Callable
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -197,21 +193,17 @@ _GATEWAY = (502, 503, 504)
 def why_unreachable(url: str, seconds: float) -> str | None:
     """Requests the health of a server; any HTTP response will do, except that of a proxy that
     cannot reach its server. ``None``: it responded."""
+    import httpx  # as the SDK, once a server is used
+
     reasons: list[str | None] = []
 
     def probe() -> None:
         # Do not verify certificates here: the SDK does, and only a response matters.
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         health = f"{url.rstrip('/')}/api/v1/healthz"
         try:
-            urllib.request.urlopen(health, timeout=seconds, context=context).close()
-            reasons.append(None)
-        except urllib.error.HTTPError as error:  # an error status is a response too
-            reasons.append(f"status {error.code} of a proxy" if error.code in _GATEWAY else None)
-        except urllib.error.URLError as error:
-            reasons.append(str(error.reason))
-        except (OSError, HTTPException, ValueError) as error:
+            status = httpx.get(health, timeout=seconds, verify=False).status_code
+            reasons.append(f"status {status} of a proxy" if status in _GATEWAY else None)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             reasons.append(f"{type(error).__name__}: {error}")
 
     # In a thread, because a DNS lookup has no timeout.

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tinker_cookbook.backends.protocols import ServiceClient, TrainingClient
 from tinker_cookbook.utils.command_line.entrypoint import server_error_message
 from tinker_cookbook.utils.imports import tinker
@@ -80,10 +82,11 @@ class ServerProbe:
             known = self._document().get(schema, {}).get("properties")
             missing = known is not None and key not in known
             return f"its {schema} have no {key}, which it would ignore" if missing else None
+        pairs = [[target, other] for target, other in zip(_TARGETS, _TOKENS, strict=True)]
         checks: dict[str, Callable[[], Awaitable[str | None]]] = {
-            "loss": lambda: self._check_loss(name),
+            "loss": lambda: self._check_count(name, _TARGETS),
             "custom_loss": self._check_custom_loss,
-            "topk_targets": self._check_topk_targets,
+            "topk_targets": lambda: self._check_count("cross_entropy", pairs),
             "prompt_logprobs": self._check_prompt_logprobs,
             "topk_prompt_logprobs": self._check_topk_prompt_logprobs,
         }
@@ -96,11 +99,12 @@ class ServerProbe:
     async def sums_losses(self) -> bool:
         """Returns whether a pass reports the summed loss, as the Tinker API does."""
         metrics, logprobs = await self._forward("cross_entropy", _TARGETS)
-        return _is_close(metrics.get("loss:sum"), -sum(logprobs))
+        found = metrics.get("loss:sum", math.nan)
+        return math.isclose(found, -sum(logprobs), rel_tol=1e-2, abs_tol=1e-3)
 
-    async def _check_loss(self, name: str) -> str | None:
-        _, logprobs = await self._forward(name, _TARGETS)
-        got, expected = len(logprobs), len(_TARGETS)
+    async def _check_count(self, loss: str, targets: Any) -> str | None:
+        _, logprobs = await self._forward(loss, targets)
+        got, expected = len(logprobs), np.size(targets)
         if got != expected:
             return f"it returned {got} log-probabilities for {expected} targets"
         return None
@@ -111,14 +115,6 @@ class ServerProbe:
         if await self.sums_losses():
             return None
         return "it does not report loss:sum, the summed loss, which the SDK needs for custom losses"
-
-    async def _check_topk_targets(self) -> str | None:
-        pairs = [[target, other] for target, other in zip(_TARGETS, _TOKENS, strict=True)]
-        _, logprobs = await self._forward("cross_entropy", pairs)
-        got, expected = len(logprobs), 2 * len(_TARGETS)
-        if got != expected:
-            return f"it returned {got} log-probabilities for {len(_TARGETS)} x 2 targets"
-        return None
 
     async def _check_prompt_logprobs(self) -> str | None:
         client = await self.service.create_sampling_client(base_model=self.model_name)
@@ -147,21 +143,21 @@ class ServerProbe:
     async def _forward(self, loss: str, targets: Any) -> tuple[dict[str, float], list[float]]:
         """Returns metrics and log-probabilities of a forward pass without a gradient."""
         assert self.client is not None
-        shape = [len(_TARGETS), *([2] if isinstance(targets[0], list) else [])]
-        flat = [t for row in targets for t in (row if isinstance(row, list) else [row])]
-        inputs = {"target_tokens": tinker.TensorData(data=flat, dtype="int64", shape=shape)}
-        ones = tinker.TensorData(data=[1.0] * len(flat), dtype="float32", shape=shape)
+        arrays = {"target_tokens": np.array(targets)}
+        ones = np.ones(arrays["target_tokens"].shape, np.float32)
         # Pass exactly the inputs that each loss reads: some servers refuse others.
         if loss == "cross_entropy":
-            inputs["weights"] = ones
+            arrays["weights"] = ones
         else:
-            inputs |= {"logprobs": _minus(ones), "advantages": ones}
+            arrays |= {"logprobs": -ones, "advantages": ones}
         if loss == "gspo":
-            inputs["sequence_ratio_mask"] = ones
+            arrays["sequence_ratio_mask"] = ones
+        inputs = {name: tinker.TensorData.from_numpy(array) for name, array in arrays.items()}
         datum = tinker.Datum(
             model_input=tinker.ModelInput.from_ints(list(_TOKENS)), loss_fn_inputs=inputs
         )
-        config = {"dro": {"beta": 0.1}, "gspo": _GSPO}.get(loss)
+        gspo = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+        config = {"dro": {"beta": 0.1}, "gspo": gspo}.get(loss)
         output = await self.client.forward([datum], loss, config)  # type: ignore[arg-type]
         logprobs = output.loss_fn_outputs[0]["logprobs"]
         return dict(output.metrics or {}), [float(v) for v in logprobs.to_numpy().ravel()]
@@ -171,18 +167,6 @@ class ServerProbe:
             found = _get_json(f"{self.url.rstrip('/')}/openapi.json")
             self._schemas = found.get("components", {}).get("schemas", {})
         return self._schemas or {}
-
-
-_GSPO = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
-
-
-def _minus(ones: tinker.TensorData) -> tinker.TensorData:
-    shape = list(ones.shape or ())
-    return tinker.TensorData(data=[-1.0] * math.prod(shape), dtype="float32", shape=shape)
-
-
-def _is_close(found: float | None, expected: float) -> bool:
-    return found is not None and math.isclose(found, expected, rel_tol=1e-2, abs_tol=1e-3)
 
 
 def _one_line(text: str) -> str:

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -43,7 +43,6 @@ from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.engine.sampling.fair_queue import owner_of
 from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
 from tinker_cookbook.engine.sampling.requests import (
-    ExternalSampler,
     PromptScores,
     RequestStats,
     Sample,
@@ -113,8 +112,9 @@ class Engine:
         self._resolving = threading.Lock()
         self._schedulers: dict[BaseModel, Scheduler | FallbackSampler] = {}
         self._arrived: deque[SampleRequest] = deque()
-        self.external: ExternalSampler | None = None
-        """Samples instead of the engine's own batch, where it can; scores are always its own."""
+        self.external: Any = None
+        """A ``VLLMSampler`` that samples instead of the engine's own batch, where it can; scores
+        are always its own."""
         self.on_sample_end: Callable[[RequestStats, Future[list[Sample]]], None] | None = None
         """Called on the engine's thread when a sampling request ends; it must return at once."""
         self._memory = MemoryBudget(self.choice.device)
@@ -304,7 +304,8 @@ class Engine:
     def new_run(self, run_id: str, base: BaseModel, adapter: Adapter, step: int = 0) -> TrainingRun:
         """Returns a run of ``trained_base``, which shares its batches among the processes."""
         measure = partial(self.token_budget, base, adapter.spec.train_vision)
-        return self._processes.new_run(run_id, base, adapter, measure(), step, self.pause, measure)
+        pause = self._worker.pause
+        return self._processes.new_run(run_id, base, adapter, measure(), step, pause, measure)
 
     def token_budget(self, base: BaseModel, train_vision: bool = False) -> int:
         """Returns the maximum padded tokens of a micro-batch, from the free memory."""

@@ -136,23 +136,6 @@ def test_a_closed_port_is_said_at_once(monkeypatch) -> None:
     assert time.monotonic() - start < 5
 
 
-def test_a_server_of_another_protocol_is_said(monkeypatch) -> None:
-    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
-    with socket.create_server(("127.0.0.1", 0)) as other:
-
-        def greet() -> None:
-            connection, _ = other.accept()
-            connection.recv(100)
-            connection.sendall(b"SSH-2.0-x\r\n")
-            connection.close()
-
-        thread = threading.Thread(target=greet)
-        thread.start()
-        with pytest.raises(BackendError, match=r"no answer from .*BadStatusLine"):
-            connect_hosted(f"http://127.0.0.1:{other.getsockname()[1]}")
-        thread.join()
-
-
 @pytest.mark.parametrize("key", [None, ""])
 def test_without_a_key(server: Server, monkeypatch, key: str | None) -> None:
     if key is not None:
@@ -241,25 +224,3 @@ def test_a_run_continues_when_its_server_is_back(
     else:
         assert asyncio.run(run(config, 3)) == "done"
     assert started == [3] * runs
-
-
-def test_an_outage_of_the_server_is_one_line_and_its_end_another(monkeypatch):
-    reasons, printed, stop = iter([None, "refused", "refused", "refused", None]), [], []
-
-    def look(url: str, seconds: float) -> str | None:
-        if (reason := next(reasons, "end")) == "end":
-            stop.append(True)
-            return None
-        return reason
-
-    monkeypatch.setattr(restarts, "why_unreachable", look)
-    monkeypatch.setattr(restarts, "_print", printed.append)
-    ended = SimpleNamespace(wait=lambda seconds: bool(stop), is_set=lambda: bool(stop))
-    restarts._watch("http://h", ended)  # type: ignore[arg-type]
-    assert [line.split(":", 2)[0] for line in printed] == [
-        "waiting for the server at http",
-        "the server at http",
-    ]
-    assert "no answer since" in printed[0]
-    assert "(refused)" in printed[0]
-    assert "answers again, after 0 s" in printed[1]

@@ -156,10 +156,7 @@ def sample(adapters: int = 1, topk: int = 0, **settings: Any) -> Job:
             requests.append(sample_request(sampler, prompt, 3, options, topk_sample=topk))
         if base.kv_shapes is None:
             scheduler = FallbackSampler()
-            for request in requests:
-                scheduler.add(request)
-            while scheduler.busy:
-                scheduler.step()
+            ref.finish(scheduler, *requests)
         else:
             ref.run_batch(base, requests)
         found: Arrays = []

@@ -26,6 +26,7 @@ from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.loading import model_class
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
 from tinker_cookbook.engine.sampling import paged_cache
+from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
 from tinker_cookbook.engine.sampling.requests import (
     PromptScores,
     Sample,
@@ -280,11 +281,16 @@ def run_batch(base: BaseModel, requests: list[SampleRequest]) -> Scheduler:
     shapes = base.kv_shapes
     assert shapes is not None, "this model cannot be batched"
     scheduler = Scheduler(base, shapes)
+    finish(scheduler, *requests)
+    return scheduler
+
+
+def finish(scheduler: Scheduler | FallbackSampler, *requests: SampleRequest) -> None:
+    """Adds requests, and samples until there is nothing left to do."""
     for request in requests:
         scheduler.add(request)
     while scheduler.busy:
         scheduler.step()
-    return scheduler
 
 
 def run_now(work: Callable[..., Any], *arguments: Any) -> Future[Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -29,6 +32,7 @@ def rl(**changes) -> Example:
 
 
 GOOD = supervised()
+BASE: Any = SimpleNamespace(vocab_size=9, context_length=10, check_images=lambda tokens: None)
 
 
 @pytest.mark.parametrize(
@@ -73,15 +77,15 @@ GOOD = supervised()
 )  # fmt: skip
 def test_invalid_data_is_refused(loss, data, message):
     with pytest.raises(DataValidationError, match=message):
-        check_examples(data, get_loss(loss), vocab_size=9, context_length=10)
+        check_examples(data, get_loss(loss), BASE)
 
 
 def test_good_data_passes():
     wide = supervised(target_tokens=np.ones((3, 2), int), weights=np.ones((3, 2), F))
-    assert check_examples([GOOD], get_loss("cross_entropy"), 9, 10) == frozenset()
-    assert check_examples([wide], get_loss("cross_entropy"), 9, 10) == frozenset()
+    assert check_examples([GOOD], get_loss("cross_entropy"), BASE) == frozenset()
+    assert check_examples([wide], get_loss("cross_entropy"), BASE) == frozenset()
     clipped = [rl(clip_low_threshold=np.ones(3, F))]
-    assert check_examples(clipped, get_loss("ppo"), 9, 10) == {"clip_low_threshold"}
+    assert check_examples(clipped, get_loss("ppo"), BASE) == {"clip_low_threshold"}
 
 
 def test_fields_of_other_losses_and_a_mask_are_ignored():
@@ -93,8 +97,8 @@ def test_fields_of_other_losses_and_a_mask_are_ignored():
         loss = get_loss(name)
         kept = example.for_loss(loss)
         assert set(kept.inputs) == set(loss.required)
-        check_examples([kept], loss, 10, 10)
+        check_examples([kept], loss, BASE)
     unknown = Example(example.tokens, {**everything, "advantage": np.ones(3, F)})
     with pytest.raises(DataValidationError, match="did you mean 'advantages'"):
-        check_examples([unknown.for_loss(loss)], loss, 10, 10)
+        check_examples([unknown.for_loss(loss)], loss, BASE)
     assert GOOD.for_loss(get_loss("cross_entropy")) is GOOD

@@ -34,11 +34,6 @@ def begun(request) -> int:
     return sum(bool(row.sample.tokens) for row in request.rows)
 
 
-def finish(scheduler) -> None:
-    while scheduler.busy:
-        scheduler.step()
-
-
 def assert_as_alone(request) -> None:
     alone = ref.draw(request.sampler, request.prompt, request.num_samples, request.settings)
     found = request.future.result(timeout=0)
@@ -80,7 +75,7 @@ def test_fair_scheduling_between_owners(base):
     half = ask(sampler, np.arange(3, 24), 8, 1, None, max_tokens=30)
     finish_alone = Scheduler(base, base.kv_shapes)
     finish_alone.add(half)
-    finish(finish_alone)
+    ref.finish(finish_alone)
     expected = half.future.result(timeout=0)
     for index in drawn:
         assert much.rows[index].sample.tokens == expected[index].tokens
@@ -103,7 +98,7 @@ def test_interrupted_samples_equal_single(base):
         scheduler.step()
         scheduler.step()
         assert begun(requests[-1])
-    finish(scheduler)
+    ref.finish(scheduler)
     for request in requests:
         assert_as_alone(request)
 
@@ -118,7 +113,7 @@ def test_short_prompt_among_long_prefills(stories_base, monkeypatch):
     scheduler.add(little)
     scheduler.step()
     assert begun(little) == 1
-    finish(scheduler)
+    ref.finish(scheduler)
     for request in (*long, little):
         assert_as_alone(request)
 
@@ -136,6 +131,6 @@ def test_preemption_for_a_first_sample(base):
     scheduler.step()
     scheduler.step()
     assert begun(little) >= 1
-    finish(scheduler)
+    ref.finish(scheduler)
     assert_as_alone(little)
     assert_as_alone(much)

@@ -220,26 +220,3 @@ def test_any_number_of_threads_gives_the_same_bits(threads):
         assert torch.equal(layout.product(x), expected)
     finally:
         torch.set_num_threads(before)
-
-
-def test_the_choice(monkeypatch):
-    def chosen(dtype: torch.dtype, elements: int = frozen_module.SMALLEST) -> object:
-        return frozen_module.fastest_layout(torch.zeros(elements // 64, 64).to(dtype))
-
-    monkeypatch.setattr(frozen_module.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(frozen_module, "cpu_bfloat16", lambda: None)
-    assert chosen(torch.float32, frozen_module.SMALLEST // 2) is _Plain
-    assert chosen(torch.float16) is _Plain
-    monkeypatch.setattr(frozen_module, "_has_pairs", lambda: False)
-    if library() is not None:
-        assert chosen(torch.float32) is _Panels
-        assert chosen(torch.bfloat16) is _Panels
-    monkeypatch.setattr(frozen_module, "cpu_bfloat16", lambda: "avx512_bf16")
-    assert chosen(torch.bfloat16) in (_OneDnn, _Plain)  # AMX
-    monkeypatch.setattr(frozen_module, "_has_pairs", lambda: True)
-    assert chosen(torch.bfloat16) is (_Plain if library() is None else _Panels)
-    monkeypatch.setattr(frozen_module, "_has_pairs", lambda: False)
-    monkeypatch.setattr(frozen_module, "library", lambda: None)
-    assert chosen(torch.float32) in (_OneDnn, _Plain)
-    monkeypatch.setattr(frozen_module.platform, "machine", lambda: "aarch64")
-    assert chosen(torch.float32) is _Plain

@@ -16,10 +16,7 @@ from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
 def _sample(*requests) -> None:
     sampling = FallbackSampler()
-    for request in requests:
-        sampling.add(request)
-    while sampling.busy:
-        sampling.step()
+    ref.finish(sampling, *requests)
 
 
 def _request(sampler: Sampler, count: int, seed: int = 9, **kwargs):
@@ -60,9 +57,7 @@ def test_a_hybrid_model_serves_its_owners_in_turn(tiny_base):
     broken = Sampler(base, ref.random_adapter(base), "run 3")
     next(iter(broken._adapter.tensors.values()))[1].fill_(float("nan"))
     bad = _request(broken, 2)
-    sampling.add(bad)
-    while sampling.busy:
-        sampling.step()
+    ref.finish(sampling, bad)
     with pytest.raises(TrainingError, match="the weights of run 3 give"):
         bad.future.result(timeout=0)
     assert all(len(request.future.result(timeout=0)[0].tokens) == 8 for request in (*much, little))

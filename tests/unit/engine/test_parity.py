@@ -149,24 +149,3 @@ def test_custom_loss_equals_autograd_through_peft(stories_base, budget, tmp_path
 
     ref.errors_of(run, stories_base, tmp_path, data, loss_of, output, record_property).check()
     assert output.metrics["margin"] == pytest.approx(margins[0], rel=1e-4)
-
-
-@pytest.mark.parametrize("factor", [10.0, 0.01, -1.0])
-def test_gradient_is_linear_in_the_weights(stories_base, factor):
-    rng = np.random.default_rng(4)
-    data = ref.supervised(rng, stories_base, (30, 22))
-    scaled = [
-        ref.example(
-            d.tokens, target_tokens=d.targets, weights=d.inputs["weights"] * np.float32(factor)
-        )
-        for d in data
-    ]
-    run = ref.make_run(stories_base)
-    run.forward_backward(data, "cross_entropy")
-    once = {name: g * factor for name, g in gradients_of(run).items()}
-    run.forward_backward(scaled, "cross_entropy")
-    assert ref.relative_error(gradients_of(run), once) <= 1e-5
-    run.forward_backward(data, "cross_entropy")
-    run.forward_backward(data, "cross_entropy")
-    twice = {name: g * (2 / factor) for name, g in once.items()}
-    assert ref.relative_error(gradients_of(run), twice) <= 1e-5

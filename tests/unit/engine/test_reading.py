@@ -86,8 +86,7 @@ def test_waiting_prefill_survives_cancellation(stories_base, steps):
     for _ in range(steps):
         scheduler.step()
     requests[0].future.cancel()
-    while scheduler.busy:
-        scheduler.step()
+    ref.finish(scheduler)
     assert drawn(requests[1:]) == expected[1:]
 
 

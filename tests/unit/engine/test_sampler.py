@@ -39,9 +39,7 @@ def test_one_by_one_equals_the_batch(base):
         for how in ({"temperature": 0.0}, {"seed": 5, "stop_tokens": frozenset(range(3, 60))}):
             alone = sample_request(sampler, prompt, 3, settings(**how))
             sampling = FallbackSampler()
-            sampling.add(alone)
-            while sampling.busy:
-                sampling.step()
+            ref.finish(sampling, alone)
             found, expected = alone.future.result(0), ref.draw(sampler, prompt, 3, settings(**how))
             assert [s.tokens for s in found] == [s.tokens for s in expected]
             assert [s.stop_reason for s in found] == [s.stop_reason for s in expected]

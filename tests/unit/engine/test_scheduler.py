@@ -93,8 +93,7 @@ def test_batch_invariance(base):
         )
         for _ in range(3):
             scheduler.step()
-    while scheduler.busy:
-        scheduler.step()
+    ref.finish(scheduler)
     for request, expected in zip(requests, alone, strict=True):
         ref.assert_same_samples(request.future.result(timeout=0), expected)
     assert any(r.future.result()[0].cached_prompt_tokens for r in requests)
@@ -120,8 +119,7 @@ def test_one_call_for_a_step_gives_the_bits_of_the_modules(kind, dtype, tiny_bas
             found.append(sample_request(samplers[i % 3], prompt, 1 + i % 2, settings(seed=i)))
             scheduler.add(found[-1])
             scheduler.step()
-        while scheduler.busy:
-            scheduler.step()
+        ref.finish(scheduler)
         return [one.logprobs for r in found for one in r.future.result(timeout=0)]
 
     once = sampled()
@@ -153,9 +151,7 @@ def test_next_turn_hits_the_prefix_cache(stories_base, monkeypatch):
 
     def play(tokens):
         request = sample_request(sampler, tokens, 1, settings())
-        scheduler.add(request)
-        while scheduler.busy:
-            scheduler.step()
+        ref.finish(scheduler, request)
         return request.future.result(timeout=0)[0]
 
     first = play(prompt)
@@ -184,10 +180,7 @@ def test_prefix_cache_is_per_snapshot(stories_base):
     run.optim_step(AdamSettings(1e-2))
     new = Sampler(stories_base, run.snapshot())
     requests = [sample_request(sampler, prompt, 4, settings()) for sampler in (old, new)]
-    for request in requests:
-        scheduler.add(request)
-    while scheduler.busy:
-        scheduler.step()
+    ref.finish(scheduler, *requests)
     assert requests[0].future.result()[0].cached_prompt_tokens == len(prompt) - 1
     assert requests[1].future.result()[0].cached_prompt_tokens == 0
     assert tokens_of(requests[0]) == [sample.tokens for sample in before]
@@ -242,8 +235,7 @@ def test_cancellation_frees_rows(stories_base):
     scheduler.step()
     assert len(scheduler._rows) == 2
     assert not scheduler._waiting
-    while scheduler.busy:
-        scheduler.step()
+    ref.finish(scheduler)
     alone = ref.draw(sampler, [1], 2, settings(max_tokens=30))
     assert tokens_of(kept) == [sample.tokens for sample in alone]
 
@@ -277,8 +269,7 @@ def test_preemption_changes_no_sample(stories_base):
     scheduler._budget = 700
     sent_back, preempt = [], scheduler._preempt
     scheduler._preempt = lambda table, keep: (sent_back.append(table), preempt(table, keep=keep))
-    while scheduler.busy:
-        scheduler.step()
+    ref.finish(scheduler)
     assert sent_back
     assert_as_alone(requests)
 
@@ -328,10 +319,7 @@ def test_out_of_memory_while_sampling_changes_no_sample(stories_base, monkeypatc
 
     monkeypatch.setattr(sampling_module, "sample_tokens", scarce)
     scheduler = Scheduler(stories_base, stories_base.kv_shapes)
-    for request in requests:
-        scheduler.add(request)
-    while scheduler.busy:
-        scheduler.step()
+    ref.finish(scheduler, *requests)
     monkeypatch.undo()
     assert scheduler._most_rows < scheduler._usual_rows
     assert_as_alone(requests)
@@ -350,9 +338,7 @@ def test_error_fails_only_its_requests(stories_base, monkeypatch):
     with pytest.raises(ValueError, match="this tokenizer is broken"):
         bad.future.result(timeout=0)
     good = sample_request(sampler, [1], 1, settings())
-    scheduler.add(good)
-    while scheduler.busy:
-        scheduler.step()
+    ref.finish(scheduler, good)
     assert len(tokens_of(good)[0]) == 20
 
 

@@ -258,19 +258,6 @@ def test_foreign_files_are_kept(store: CheckpointStore) -> None:
     assert all(stranger.read_text() == "mine" for stranger in strangers)
 
 
-def test_listing_is_oldest_first(store: CheckpointStore, clock: Clock) -> None:
-    paths = []
-    for name, kind in (("b", "weights"), ("a", "sampler_weights"), ("c", "weights")):
-        clock.now += 1
-        paths.append(save(store, name, kind=kind, user_metadata={"n": name}))
-    listed = store.list_checkpoints("run-1")
-    assert [str(info.path) for info in listed] == paths
-    assert listed[0].size_bytes == sum(
-        file.stat().st_size for file in folder_of(store, paths[0]).iterdir() if file.stem != "state"
-    )
-    assert listed[1].user_metadata == {"n": "a"}
-
-
 def test_copy_out_and_archive_hold_the_adapter_alone(store, tmp_path: Path) -> None:
     path = save(store)
     names = ["adapter_config.json", "adapter_model.safetensors"]

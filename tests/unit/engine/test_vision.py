@@ -82,10 +82,7 @@ def test_images_without_text_between_them(base, tmp_path, record_property):
         scheduler._step_tokens = step_tokens
         for turn in range(2):  # the second time, prefixes are found in the cache
             requests = [sample_request(sampler, t, 1, settings, images=i) for t, i in prompts]
-            for request in requests:
-                scheduler.add(request)
-            while scheduler.busy:
-                scheduler.step()
+            ref.finish(scheduler, *requests)
             found[step_tokens, turn] = [r.future.result(timeout=0)[0] for r in requests]
     for samples in found.values():
         assert [s.logprobs for s in samples] == [s.logprobs for s in found[9, 1]]
@@ -191,10 +188,7 @@ def test_batch_invariance(base, monkeypatch):
         scheduler = Scheduler(base, base.kv_shapes)
         scheduler._step_tokens = step_tokens
         computed.clear()
-        for request in requests:
-            scheduler.add(request)
-        while scheduler.busy:
-            scheduler.step()
+        ref.finish(scheduler, *requests)
         for request, expected in zip(requests, alone, strict=True):
             for found, one in zip(request.future.result(timeout=0), expected, strict=True):
                 assert (found.tokens, found.logprobs) == (one.tokens, one.logprobs)
@@ -330,10 +324,7 @@ def test_the_sampler_of_recurrent_models(tmp_path):
     def drawn(chosen):
         requests = [sample_request(sampler, t, 2, settings, images=i) for t, i in chosen]
         scheduler = FallbackSampler()
-        for request in requests:
-            scheduler.add(request)
-        while scheduler.busy:
-            scheduler.step()
+        ref.finish(scheduler, *requests)
         return [request.future.result(timeout=0) for request in requests]
 
     together = drawn(prompts)

@@ -56,14 +56,8 @@ class ExpertRows:
                 yield expert, first, [end - first for end in ends]
 
 
-@dataclass(frozen=True)
-class GroupedGradients:
-    """Gradients of ``x`` [S, in] (``None`` if not needed), of ``A`` [E, r, in] and ``B``
-    [E, out, r]."""
-
-    x: Tensor | None
-    a: Tensor
-    b: Tensor
+GroupedGradients = tuple[Tensor | None, Tensor, Tensor]
+"""Of ``x`` [S, in] (``None`` if not needed), of ``A`` [E, r, in] and ``B`` [E, out, r]."""
 
 
 class FrozenExperts(ABC):
@@ -140,7 +134,7 @@ class _EachExpert(FrozenExperts):
         needs_x: bool,
     ) -> GroupedGradients:
         # Experts without rows keep these zeros.
-        found = GroupedGradients(None, torch.zeros_like(term.a), torch.zeros_like(term.b))
+        d_a, d_b = torch.zeros_like(term.a), torch.zeros_like(term.b)
         d_xs = []
         rank = term.a.shape[1]
         for (expert, first, ends), low in zip(rows.present(), lows, strict=True):
@@ -153,9 +147,9 @@ class _EachExpert(FrozenExperts):
             else:
                 d_low = gradient @ low_rank.b.detach()
             # The kernel pads the rank to whole panels with zeros.
-            found.a[expert] = outer(d_low[:, :rank], x[here])
-            found.b[expert] = outer(gradient, low[:, :rank])
-        return found if not needs_x else GroupedGradients(_cat(d_xs, x), found.a, found.b)
+            d_a[expert] = outer(d_low[:, :rank], x[here])
+            d_b[expert] = outer(gradient, low[:, :rank])
+        return _cat(d_xs, x) if needs_x else None, d_a, d_b
 
     def input_gradient(self, upstream: Tensor, rows: ExpertRows) -> Tensor:
         outs = []
@@ -226,7 +220,7 @@ class _OneCall(FrozenExperts):
             d_x = self.input_gradient(upstream, rows).add_(groups.product(d_low, a))
         d_a = groups.outer(d_low, x)[:, :rank]
         d_b = groups.outer(upstream, lows[0])[:, :, :rank]
-        return GroupedGradients(d_x, d_a, d_b)
+        return d_x, d_a, d_b
 
     def input_gradient(self, upstream: Tensor, rows: ExpertRows) -> Tensor:
         return rows.of_experts.product(upstream, self._weight)

@@ -62,7 +62,9 @@ def check_batch_attention(
         shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
         # 2. Does a batch give the same results as each sequence alone?
         found = _batch(base, shapes, base.hidden_of_batch)
-        if _all_layers_known(base, probe.windows_seen) and _batch_agrees(base, found[1]):
+        rows = [_row(base, tokens) for tokens in _sequences(base)]
+        alone = torch.cat([base.hidden(row)[:, -1] for row in rows])
+        if _all_layers_known(base, probe.windows_seen) and _close(found[1], alone):
             return shapes, _checked_steps(base, decoder, probe, shapes, found)
         reason = "its layers keep more than keys and values"
     except _UNSUPPORTED as error:
@@ -111,12 +113,6 @@ def _all_layers_known(base: Any, windows: Mapping[int, int | None]) -> bool:
         return False
     # A window that exists only in the model's mask would be lost, because the mask is ignored.
     return all(windows[i] is not None for i, kind in enumerate(kinds) if kind[0] == "s")
-
-
-def _batch_agrees(base: Any, found: Tensor) -> bool:
-    """Compares a batched decode step with each sequence alone."""
-    rows = [_row(base, tokens) for tokens in _sequences(base)]
-    return _close(found, torch.cat([base.hidden(row)[:, -1] for row in rows]))
 
 
 def _sequences(base: Any) -> list[np.ndarray]:

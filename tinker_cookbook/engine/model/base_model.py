@@ -120,7 +120,11 @@ class BaseModel:
         """Why a vision-language model takes none."""
         if probe.image is not None:
             self.vision = self._tower(sees_both_ways=probe.image.both_ways)
-        _move(model, device, whole=sharding is None)
+        if sharding is None:
+            model.to(device)
+        else:  # the rest is moved layer by layer
+            for part in (*whole_parameters(model).values(), *model.buffers()):
+                part.data = part.to(device)
         self.head = Head.of(model, self.config)
         self.vocab_size = self.head.weight.shape[0]
         # Shrunken models often keep the original's ids, which no sample can reach.
@@ -425,15 +429,6 @@ def _load(
         model.set_attn_implementation(parts or _TRAINING_ATTENTION)
     # Frozen, and in evaluation mode: dropout would make training differ from sampling.
     return model.requires_grad_(False).eval().to(at)
-
-
-def _move(model: Any, device: torch.device, *, whole: bool) -> None:
-    """Moves a model to ``device``, or only the parts that are not sharded."""
-    if whole:
-        model.to(device)
-        return
-    for part in (*whole_parameters(model).values(), *model.buffers()):
-        part.data = part.to(device)
 
 
 def _hook(model: Any, decoder: Any, active: ActiveTerms, placement: Placement) -> list[Target]:

@@ -73,15 +73,14 @@ class AdapterExperts(nn.Module):
             self._active.recorded.append(chosen)
         order, back, rows = self._sorted(chosen)
         x = _Rearranged.apply(hidden, order // k, back, k)
-        x = self._down(self._activation(self._up(x, rows, segments)), rows, segments)
+        x = self._up(x, rows, segments)
+        x = self._base._apply_gate(x) if self._base.has_gate else self._base.act_fn(x)
+        x = self._down(x, rows, segments)
         if self._base.has_post_expert_norm:
             x = self._base.post_expert_norm(x)
         # Sum in the order of ``chosen``, so that a token does not depend on the rest of the batch.
         x = _Rearranged.apply(x, back, order, 1).view(len(hidden), k, -1)
         return (x * weights[..., None]).sum(1).to(hidden.dtype)
-
-    def _activation(self, x: Tensor) -> Tensor:
-        return self._base._apply_gate(x) if self._base.has_gate else self._base.act_fn(x)
 
     def _sorted(self, chosen: Tensor) -> tuple[Tensor, Tensor, ExpertRows]:
         """Returns the permutation that sorts (token, expert) pairs [T * k] by expert and adapter,
@@ -183,8 +182,9 @@ class _GroupedProduct(torch.autograd.Function):
             frozen = ctx.projection.frozen
             return frozen.input_gradient(gradient, ctx.rows) if needs_x else None, *[None] * 5
         x, *lows = ctx.saved_tensors  # read only once, as activation checkpointing requires
-        found = ctx.projection.frozen.gradients(gradient, x, lows, ctx.rows, ctx.split, needs_x)
-        return found.x, None, None, None, *term.of_experts(found.a, found.b)
+        frozen = ctx.projection.frozen
+        d_x, d_a, d_b = frozen.gradients(gradient, x, lows, ctx.rows, ctx.split, needs_x)
+        return d_x, None, None, None, *term.of_experts(d_a, d_b)
 
 
 class _Rearranged(torch.autograd.Function):

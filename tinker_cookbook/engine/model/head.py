@@ -99,17 +99,12 @@ class Head:
 
     def logits_of_parts(self, hidden: Tensor, parts: Sequence[Part]) -> Tensor:
         """Returns logits for ``parts`` of the rows, each with its own adapter."""
-        return self._scaled(add_low_rank(self._product(hidden), hidden, parts))
-
-    def _product(self, hidden: Tensor) -> Tensor:
         # In bfloat16 a logit of 20 has an error of up to 0.06, and sampler and trainer would
         # differ.
         z = self.weight.forward.product_fp32(hidden)
         if self.bias is not None:
             z += self.bias
-        return z
-
-    def _scaled(self, z: Tensor) -> Tensor:
+        z = add_low_rank(z, hidden, parts)
         if self.scale != 1.0:
             z = z * self.scale
         if self.softcap is not None:
@@ -130,7 +125,7 @@ class Head:
         """
         out = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
         for rows in self._chunks(len(hidden)):
-            softmax = self._softmax(hidden[rows], targets[rows], _at(lora, rows))
+            softmax = self._softmax(hidden[rows], targets[rows], lora and lora.at(rows))
             out[rows] = softmax.logprobs
             # With a soft cap its derivative would have to be saved too, which doubles the memory.
             if kept is not None and self.softcap is None:
@@ -143,7 +138,7 @@ class Head:
         k])."""
         values, ids = [], []
         for rows in self._chunks(len(hidden)):
-            z = self.logits(hidden[rows], _at(lora, rows))
+            z = self.logits(hidden[rows], lora and lora.at(rows))
             top = z.topk(k, dim=-1)
             values.append(top.values - z.logsumexp(-1, keepdim=True))
             ids.append(top.indices)
@@ -184,17 +179,17 @@ class Head:
             # ``dz = g (onehot - softmax)``; the gradients of K targets of a position add up.
             dz = softmax.exponents.mul_(-g.sum(-1, keepdim=True) / softmax.total)
             dz.scatter_add_(1, target, g)
-            # Chain rule in reverse order of ``_scaled``: first the cap, then the scale.
+            # Chain rule in reverse order of ``logits``: first the cap, then the scale.
             if softmax.cap_slope is not None:
                 dz.mul_(softmax.cap_slope)
             if self.scale != 1.0:
                 dz.mul_(self.scale)
-            pair = _at(lora, at)
+            pair = lora and lora.at(at)
             grads.hidden[at] = self._through_layer(dz.to(hidden.dtype), hidden[at], pair, grads)
         if logprobs_out is not None:
             # Positions without a gradient only need the log-probability, so no softmax is saved.
             rest = (~needed).nonzero()[:, 0]
-            logprobs_out[rest] = self.logprobs(hidden[rest], targets[rest], _at(lora, rest))
+            logprobs_out[rest] = self.logprobs(hidden[rest], targets[rest], lora and lora.at(rest))
         return grads
 
     def _softmaxes(
@@ -219,7 +214,7 @@ class Head:
         order = rest.nonzero()[:, 0]
         for rows in self._chunks(len(order)):
             at = order[rows]
-            yield at, self._softmax(hidden[at], targets[at], _at(lora, at), slope=True)
+            yield at, self._softmax(hidden[at], targets[at], lora and lora.at(at), slope=True)
 
     def _softmax(
         self, hidden: Tensor, targets: Tensor, lora: LowRank | None, *, slope: bool = False
@@ -253,7 +248,3 @@ class Head:
     def _chunks(self, rows: int) -> Iterator[slice]:
         size = self.chunk_rows
         return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
-
-
-def _at(lora: LowRank | None, rows: slice | Tensor) -> LowRank | None:
-    return None if lora is None else lora.at(rows)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -342,12 +343,15 @@ class Adapter:
                 modules.add(target.name.rpartition(".")[2])
         return {"target_modules": sorted(modules), "target_parameters": sorted(parameters)}
 
+    @cached_property
+    def _peft_names(self) -> dict[str, tuple[str, str]]:
+        return {one.name: (one.peft_name("A"), one.peft_name("B")) for one in self.targets}
+
     def _by_peft_name(self, pairs: TermGradients) -> dict[str, Tensor]:
-        targets = {target.name: target for target in self.targets}
         return {
-            targets[name].peft_name(side): tensor
+            side: tensor
             for name, pair in pairs.items()
-            for side, tensor in zip("AB", pair, strict=True)
+            for side, tensor in zip(self._peft_names[name], pair, strict=True)
         }
 
 

@@ -127,7 +127,8 @@ class LowRank:
 
     def low(self, x: Tensor) -> Tensor:
         """Returns ``x A^T`` [T, r] for ``x`` [T, in]."""
-        return _drop(F.linear(x, self.a), None if self.owners is None else self.owners.dropped)
+        low = F.linear(x, self.a)
+        return low if self.owners is None else low.masked_fill_(self.owners.dropped, 0)
 
     def add_keeping(self, out: Tensor, x: Tensor) -> Tensor:
         """Adds the term for ``x`` [T, in] to ``out``; returns ``low(x)`` for the gradients."""
@@ -150,7 +151,9 @@ class LowRank:
     def add_selected(self, out: Tensor, x: Tensor, dropped: Tensor | None = None) -> None:
         """Adds the term as training does; ``dropped`` [T, r] masks ranks of other rows'
         adapters."""
-        low = _drop(F.linear(x, self.a), dropped)
+        low = F.linear(x, self.a)
+        if dropped is not None:
+            low.masked_fill_(dropped, 0)
         if out.dtype == low.dtype:
             out.addmm_(low, self.b.t())
         else:  # logits are fp32
@@ -336,11 +339,6 @@ class Segments:
         ends = [0, *(end for _, _, end in self.stretches[:-1]), count]
         lengths = torch.tensor([end - first for first, end in pairwise(ends)])
         return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-
-
-def _drop(low: Tensor, dropped: Tensor | None) -> Tensor:
-    """Returns ``low`` [T, r] with zeros where ``dropped`` [T, r] is set."""
-    return low if dropped is None else low.masked_fill_(dropped, 0)
 
 
 def outer(left: Tensor, right: Tensor) -> Tensor:

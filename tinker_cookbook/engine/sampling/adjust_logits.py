@@ -114,7 +114,11 @@ def adjusted_logits(
     logits: torch.Tensor, adjusters: Sequence[LogitAdjuster]
 ) -> dict[int, Exception]:
     """Changes fp32 ``logits`` [R, V] in place; returns the errors of rows, by their index."""
-    _add_bias(logits, adjusters)
+    biased = [(i, *a.options.bias) for i, a in enumerate(adjusters) if a.options.logit_bias]
+    if biased:
+        at = _pairs([(row, ids) for row, ids, _ in biased], logits.device)
+        values = np.concatenate([values for _, _, values in biased])
+        logits[at] += torch.from_numpy(values).to(logits.device)
     short = [(i, a.stop_tokens) for i, a in enumerate(adjusters) if a.length < a.options.min_tokens]
     if short:
         logits[_pairs(short, logits.device)] = -torch.inf
@@ -129,14 +133,6 @@ def _pairs(
     rows = np.repeat([row for row, _ in ids_of_rows], [len(ids) for _, ids in ids_of_rows])
     tokens = np.concatenate([ids for _, ids in ids_of_rows])
     return torch.from_numpy(rows).to(device), torch.from_numpy(tokens).to(device)
-
-
-def _add_bias(logits: torch.Tensor, adjusters: Sequence[LogitAdjuster]) -> None:
-    biased = [(i, *a.options.bias) for i, a in enumerate(adjusters) if a.options.logit_bias]
-    if biased:
-        at = _pairs([(row, ids) for row, ids, _ in biased], logits.device)
-        values = np.concatenate([values for _, _, values in biased])
-        logits[at] += torch.from_numpy(values).to(logits.device)
 
 
 def _penalize(logits: torch.Tensor, adjusters: Sequence[LogitAdjuster]) -> None:

@@ -66,7 +66,7 @@ class LogitOptions:
     def __post_init__(self) -> None:
         bias = self.logit_bias.values()
         infinite = float("inf")
-        for name, ok, expected in (
+        self._require(
             ("min_p", 0 <= self.min_p <= 1, "a number from 0 to 1"),
             ("presence_penalty", abs(self.presence_penalty) < infinite, "a finite number"),
             ("frequency_penalty", abs(self.frequency_penalty) < infinite, "a finite number"),
@@ -77,14 +77,17 @@ class LogitOptions:
                 f"numbers from -{MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
             ),
             ("min_tokens", self.min_tokens >= 0, "at least 0"),
-        ):
-            if not ok:
-                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected {expected}")
+        )
         if self.min_tokens and self.token_mask is not None:
             raise ConfigurationError(
                 f"min_tokens: got {self.min_tokens} with a token mask, which may allow only the "
                 "end; leave one of them out"
             )
+
+    def _require(self, *rules: tuple[str, bool, str]) -> None:
+        for name, ok, expected in rules:
+            if not ok:
+                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected {expected}")
 
     @cached_property
     def in_effect(self) -> tuple[str, ...]:
@@ -178,16 +181,11 @@ class SamplingSettings(LogitOptions):
                     f"{name}: got {value}, which float32 cannot hold (its smallest number is "
                     f"{smallest:.1e}); temperature=0 takes the most probable token"
                 )
-        for name, ok, expected in (
-            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or none"),
+        most = self.max_tokens
+        self._require(
+            ("max_tokens", most is None or most >= 1, "at least 1, or none"),
             ("temperature", 0 <= self.temperature < float("inf"), "a number >= 0"),
             ("top_k", self.top_k == -1 or self.top_k >= 1, "-1 (off) or at least 1"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
-        ):
-            if not ok:
-                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected {expected}")
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ConfigurationError(
-                f"min_tokens: got {self.min_tokens}, expected at most max_tokens "
-                f"({self.max_tokens})"
-            )
+            ("min_tokens", most is None or self.min_tokens <= most, f"max_tokens={most} at most"),
+        )

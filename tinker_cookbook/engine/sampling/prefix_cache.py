@@ -9,28 +9,24 @@ never use it, and it is freed with its sampler.
 from __future__ import annotations
 
 import weakref
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 import numpy as np
 
 from tinker_cookbook.engine.sampling.paged_cache import BlockTable, PagedCache
 from tinker_cookbook.engine.sampling.requests import SampledSequence
 from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.engine.training.prefix_tree import common_prefix
+from tinker_cookbook.engine.training.prefix_tree import common_prefix, token_bytes
 
 SHORTEST = 16
 """Minimum length of an entry, and of a match."""
 
 
 _TOKEN_BYTES = 8  # positions of images have large ids
-
-
-def token_bytes(tokens: np.ndarray) -> bytes:
-    """Returns tokens [T] as bytes that sort in the same lexicographic order as the tokens."""
-    return tokens.astype(">i8").tobytes()
 
 
 @dataclass(eq=False)
@@ -86,33 +82,14 @@ class Prefill:
         return self.source.table is not None and self.source.table.length >= self.shared
 
 
-class _SortedPrefixes:
-    """The entries of one sampler in the order of their tokens; none is a prefix of another.
+_by_tokens = attrgetter("key")
 
-    In sorted order, an entry with the longest common prefix with a sequence is next to the
-    position of the sequence, so only the two neighbours must be compared.
-    """
 
-    def __init__(self) -> None:
-        self._keys: list[bytes] = []
-        self._entries: list[CachedPrefix] = []
-
-    def __iter__(self) -> Iterator[CachedPrefix]:
-        return iter(self._entries)
-
-    def neighbours(self, key: bytes) -> list[CachedPrefix]:
-        """Returns the entries before and after the position of ``key``, at most two."""
-        place = bisect_left(self._keys, key)
-        return self._entries[max(0, place - 1) : place + 1]
-
-    def insert(self, entry: CachedPrefix) -> None:
-        place = bisect_left(self._keys, entry.key)
-        self._keys.insert(place, entry.key)
-        self._entries.insert(place, entry)
-
-    def remove(self, entry: CachedPrefix) -> None:
-        place = bisect_left(self._keys, entry.key)
-        del self._keys[place], self._entries[place]
+def _neighbours(entries: list[CachedPrefix], key: bytes) -> list[CachedPrefix]:
+    """Returns the sorted entries before and after the position of ``key``: no other one has a
+    longer common prefix with it."""
+    place = bisect_left(entries, key, key=_by_tokens)
+    return entries[max(0, place - 1) : place + 1]
 
 
 class PrefixCache:
@@ -123,8 +100,9 @@ class PrefixCache:
         self._budget = budget
         # Least recently used first. A dictionary, because moving an entry within a list is slow.
         self._entries: dict[CachedPrefix, None] = {}
-        # By sampler, so that ``purge``, which each step calls, looks at no single entry.
-        self._sorted: dict[weakref.ref[Sampler], _SortedPrefixes] = {}
+        # By sampler, so that ``purge``, which each step calls, looks at no single entry. In the
+        # order of their tokens; none is a prefix of another.
+        self._sorted: dict[weakref.ref[Sampler], list[CachedPrefix]] = {}
 
     @property
     def spare(self) -> int:
@@ -136,8 +114,8 @@ class PrefixCache:
         tokens = tokens[: table.length]
         key = token_bytes(tokens)
         owner = weakref.ref(sampler)
-        prefixes = self._sorted.setdefault(owner, _SortedPrefixes())
-        near = prefixes.neighbours(key)
+        prefixes = self._sorted.setdefault(owner, [])
+        near = _neighbours(prefixes, key)
         # A prefix of another entry could never give a longer match than that entry.
         if len(tokens) < SHORTEST or any(entry.key.startswith(key) for entry in near):
             self._cache.free(table)
@@ -148,7 +126,7 @@ class PrefixCache:
                 self._remove(entry)
         added = CachedPrefix(owner, tokens, table, key)
         self._entries[added] = None
-        prefixes.insert(added)
+        insort(prefixes, added, key=_by_tokens)
         self.trim(self._budget)
 
     def find(
@@ -162,8 +140,7 @@ class PrefixCache:
         source: CachedPrefix | Prefill | None = None
         most = 0
         tokens, key = new.tokens[:-1], new.key[:-_TOKEN_BYTES]
-        prefixes = self._sorted.get(weakref.ref(new.sampler))
-        for entry in prefixes.neighbours(key) if prefixes is not None else ():
+        for entry in _neighbours(self._sorted.get(weakref.ref(new.sampler), []), key):
             shared = common_prefix(entry.tokens, tokens)
             if shared > max(most, SHORTEST - 1):
                 source, most = entry, shared
@@ -199,5 +176,6 @@ class PrefixCache:
 
     def _remove(self, entry: CachedPrefix) -> None:
         del self._entries[entry]
-        self._sorted[entry.owner].remove(entry)
+        prefixes = self._sorted[entry.owner]
+        del prefixes[bisect_left(prefixes, entry.key, key=_by_tokens)]
         self._cache.free(entry.table)

@@ -6,12 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.sampling.adjust_logits import LogitAdjuster
 from tinker_cookbook.engine.sampling.options import SamplingSettings
 from tinker_cookbook.engine.sampling.sampler import Sampler
@@ -103,30 +101,6 @@ class SampleRequest:
         """Sets ``error`` on the future."""
         self.rows = []
         settle(self.future, error=error)
-
-
-class ExternalSampler(Protocol):
-    """Samples requests outside the engine's process."""
-
-    def takes(self, request: SampleRequest) -> bool:
-        """Returns whether this sampler handles the request; if not, the engine does."""
-        ...
-
-    def sample(self, request: SampleRequest) -> Future[list[Sample]]:
-        """Samples a request. Cancelling its future ends it at any time."""
-        ...
-
-    def require(self, base: BaseModel, spec: AdapterSpec) -> None:
-        """Raises ``ConfigurationError`` if it cannot sample for a run with such an adapter."""
-        ...
-
-    def rest(self) -> None:
-        """Frees memory for a training pass, if configured; called on the engine's worker."""
-        ...
-
-    def close(self) -> None:
-        """Cancels all requests and frees everything."""
-        ...
 
 
 class SampledSequence:

@@ -12,6 +12,9 @@ from tinker_cookbook.engine.training.losses import LOSSES, Loss
 from tinker_cookbook.engine.vision.images import ImageInput, is_image, text_tokens
 from tinker_cookbook.exceptions import DataValidationError, nearest
 
+_KNOWN = {"mask", *(name for one in LOSSES.values() for name in (*one.required, *one.optional))}
+"""Names that any loss knows, and ``mask``."""
+
 
 @dataclass(frozen=True)
 class Example:
@@ -41,9 +44,7 @@ class Example:
         ``mask``: ``weights`` or ``advantages`` alone define what is trained. Names that no loss
         knows are kept, so that ``check_examples`` refuses them.
         """
-        used = {*loss.required, *loss.optional}
-        elsewhere = {name for one in LOSSES.values() for name in (*one.required, *one.optional)}
-        ignored = (elsewhere | {"mask"}) - used
+        ignored = _KNOWN.difference(loss.required, loss.optional)
         if ignored.isdisjoint(self.inputs):
             return self
         kept = {name: value for name, value in self.inputs.items() if name not in ignored}
@@ -70,9 +71,9 @@ def check_examples(data: Sequence[Example], loss: Loss, base: BaseModel) -> froz
                 f"{base.context_length}; cut it (max_length={base.context_length})"
             )
         present, known = set(example.inputs), (*loss.required, *loss.optional)
-        if lacking := set(loss.required) - present:
+        if lacking := [name for name in loss.required if name not in present]:
             raise DataValidationError(
-                f"{where}: loss_fn_inputs lacks {min(lacking)!r}; {loss.name} needs "
+                f"{where}: loss_fn_inputs lacks {lacking[0]!r}; {loss.name} needs "
                 f"{', '.join(loss.required)}"
             )
         if unknown := present.difference(known):

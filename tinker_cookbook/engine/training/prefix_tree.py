@@ -185,5 +185,10 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def _sorted(sequences: Sequence[np.ndarray]) -> list[int]:
-    """Returns the lexicographic order: big-endian bytes of non-negative ids sort like the ids."""
-    return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i8").tobytes())
+    """Returns the lexicographic order."""
+    return sorted(range(len(sequences)), key=lambda i: token_bytes(sequences[i]))
+
+
+def token_bytes(tokens: np.ndarray) -> bytes:
+    """Returns tokens [T] as big-endian bytes, which sort in the same order as the tokens."""
+    return tokens.astype(">i8").tobytes()

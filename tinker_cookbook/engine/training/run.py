@@ -393,14 +393,10 @@ class TrainingRun:
     ) -> list[tuple[MicroBatch, MicroBatchPass]]:
         """Runs a micro-batch. If out of memory, runs its halves, and finally one row with
         checkpointing."""
-        # Checkpointing costs a third more work, so it is tried only if halving is impossible.
-        halves = micro.halves([example.tokens for example in data])
-        attempts = [self._recomputed_share(micro)]
-        if backward and not halves:
-            attempts += [share for share in _SHARES if share > attempts[0]]
-        reason = ""
-        # A second attempt would leave the ranks that are in step: rank 0 repeats the pass instead.
-        for checkpoint in attempts if self.in_step is None else attempts[:1]:
+        attempts, reason = [self._recomputed_share(micro)], ""
+        halves: list[MicroBatch] = []
+        more: list[float] = []
+        for checkpoint in attempts:
             one = MicroBatchPass(self.base, terms(micro), data, micro)
             try:
                 run(one, checkpoint=checkpoint)
@@ -414,9 +410,18 @@ class TrainingRun:
             # Outside the except block, whose traceback would keep the activations alive.
             one.release()
             release_cached_memory(self.base.device)
+            if len(attempts) == 1:
+                halves = micro.halves([example.tokens for example in data])
+                # Checkpointing costs a third more work, so it is tried only if halving is
+                # impossible.
+                if backward and not halves:
+                    more = [share for share in _SHARES if share > attempts[0]]
+                # It would leave the ranks that are in step: rank 0 repeats the pass instead.
+                if self.in_step is None:
+                    attempts += more
         if not halves:
-            if self.in_step is not None and len(attempts) > 1:
-                self.base.limits.note_recomputed(micro.padded_tokens, attempts[1])
+            if self.in_step is not None and more:
+                self.base.limits.note_recomputed(micro.padded_tokens, more[0])
             count = micro.group_size
             what = "a sequence" if count == 1 else f"a group of {count} sequences in rows"
             raise OutOfMemoryError(

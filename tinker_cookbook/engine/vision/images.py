@@ -184,16 +184,13 @@ def joined(
     Raises ``DataValidationError``, which begins with ``where``, for a block of too many images.
     """
     found: list[np.ndarray | ImageInput] = []
-    for both_ways, run in itertools.groupby(filter(len, parts), _sees_both_ways):
+    runs = itertools.groupby(filter(len, parts), lambda part: getattr(part, "both_ways", False))
+    for both_ways, run in runs:
         group = list(run)
         found += [_block(group, where)] if both_ways and len(group) > 1 else group
     arrays = [part.tokens if isinstance(part, ImageInput) else part for part in found]
     tokens = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64)
     return tokens, tuple(part for part in found if isinstance(part, ImageInput))
-
-
-def _sees_both_ways(part: np.ndarray | ImageInput) -> bool:
-    return isinstance(part, ImageInput) and part.both_ways
 
 
 def _block(images: Sequence[Any], where: str) -> ImageInput:

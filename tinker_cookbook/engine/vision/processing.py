@@ -130,7 +130,8 @@ class ImageReader:
                 f"{where}: the image processor refuses {width} x {height} pixels: {error}; crop "
                 "the image or pad it"
             ) from error
-        if "pixel_attention_mask" in pixels and _has_zero_tile(pixels["pixel_values"]):
+        tiled = "pixel_attention_mask" in pixels  # pixels [1, tiles, channels, height, width]
+        if tiled and not pixels["pixel_values"].any(axis=(-3, -2, -1)).all():
             raise DataValidationError(
                 f"{where}: a part of the image is all zeros for the image processor, and "
                 "transformers drops such parts; expected image_mean above 0 in "
@@ -181,11 +182,6 @@ def _pixels_of(folder: str, kind: str, digest: bytes, data: bytes) -> Pixels:
     family = FAMILIES.get(kind, WHOLE)
     rgb = decode_image(data, "image")
     return _inputs(_processed(_processor(folder, family), rgb, family), family)
-
-
-def _has_zero_tile(pixels: np.ndarray) -> bool:
-    """Returns whether one of the tiles [1, tiles, channels, height, width] is all zeros."""
-    return not pixels.any(axis=(-3, -2, -1)).all()
 
 
 def _expand_qwen(

@@ -200,19 +200,20 @@ class VLLMSampler:
         # At temperature 0 all samples are equal, and vLLM rejects ``n`` > 1.
         rows = list(request.rows)
         rows_of = {0: rows} if body["n"] < len(rows) else {i: [row] for i, row in enumerate(rows)}
-        samples = _Samples(request, rows_of)
+        cached = 0
         if request.on_token is None:
             choices, cached = await server.client.complete(body)
             for index, choice in enumerate(choices):
-                samples.add(index, choice)
-            samples.finish(cached)
-            return
-        async with aclosing(server.client.stream(body)) as parts:
-            async for index, choice in parts:
-                samples.add(index, choice)
-                if samples.all_ended:
-                    break  # the server would continue samples that have ended here
-        samples.finish(0)
+                _append(rows_of[index], choice)
+        else:
+            async with aclosing(server.client.stream(body)) as parts:
+                async for index, choice in parts:
+                    _append(rows_of[index], choice)
+                    if all(row.ended for row in rows):
+                        break  # the server would continue samples that have ended here
+        for row in rows:
+            row.sample.cached_prompt_tokens = min(cached, len(request.prompt))
+            request.row_ended()
 
     async def _ready_server(self, sampler: Sampler) -> _Server:
         """Returns the server. The first request starts it; concurrent requests wait for the same
@@ -334,45 +335,21 @@ class VLLMSampler:
             await outcome.client.close()
 
 
-class _Samples:
-    """Adds the parts of a response to the samples of a request.
-
-    ``rows_of`` maps the index of a choice to the samples that get its tokens.
-    """
-
-    def __init__(self, request: SampleRequest, rows_of: dict[int, list[SampledSequence]]) -> None:
-        self._request, self._rows_of = request, rows_of
-
-    @property
-    def all_ended(self) -> bool:
-        """Whether all samples have ended."""
-        return all(row.ended for rows in self._rows_of.values() for row in rows)
-
-    def add(self, index: int, choice: Choice) -> None:
-        """Appends tokens to the samples; drops tokens after the end of a sample."""
-        for row in self._rows_of[index]:
-            if not row.ended:
-                self._append(row, choice)
-
-    def finish(self, cached: int) -> None:
-        """Completes the request; ``cached`` is the number of prompt tokens found in the server's
-        cache."""
-        for row in [row for rows in self._rows_of.values() for row in rows]:
-            row.sample.cached_prompt_tokens = min(cached, len(self._request.prompt))
-            row.request.row_ended()
-
-    def _append(self, row: SampledSequence, choice: Choice) -> None:
-        request, k = self._request, self._request.topk
+def _append(rows: Sequence[SampledSequence], choice: Choice) -> None:
+    """Appends the tokens of a choice to samples; drops those after the end of a sample."""
+    for row in rows:
+        request, k = row.request, row.request.topk
         for place, token in enumerate(choice.tokens):
+            if row.ended:
+                break
             logprob = choice.logprobs[place]
             if not math.isfinite(logprob):
                 raise request.sampler.diverged(row.length)
             top = _best(choice.top[place], k) if k else None
             request.sampler.base.sampled_tokens += 1
-            if row.add(token, logprob, top):
-                return
+            row.add(token, logprob, top)
         # vLLM ended the sample at a stop string that its own detokenizer found.
-        if choice.stopped:
+        if choice.stopped and not row.ended:
             row.sample.stop_reason, row.ended = "stop", True
 
 

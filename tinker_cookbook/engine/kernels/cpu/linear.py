@@ -246,7 +246,7 @@ class _Panels(Layout):
         }
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return self.adapted(x, bias, ())
+        return self._compute(x, bias, (), self.dtype)[0]
 
     def product_fp32(self, x: Tensor) -> Tensor:
         return self._compute(x, None, (), torch.float32)[0]
