@@ -13,7 +13,6 @@ Source: batched adapters as in S-LoRA (arXiv 2311.03285).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -83,7 +82,7 @@ class StackedTerms:
         self._device, self._count = base.device, len(adapters)
         few = sum(adapter.spec.rank for adapter in adapters) <= MOST_MASKED
         group = _can_group(base, adapters)
-        self._layers: dict[str, _Layer] = {}
+        self._layers: dict[str, _Masked | _Grouped | _Experts] = {}
         copies: list[tuple[Tensor, Tensor]] = []
         for target in _covered(adapters):
             name = target.name
@@ -143,23 +142,11 @@ class _Tokens:
         return self._owners[members]
 
 
-class _Layer(ABC):
-    """The stacked adapters of one layer."""
-
-    a: Tensor
-    b: Tensor
-
-    @abstractmethod
-    def term(self, tokens: _Tokens) -> LowRank:
-        """Returns the term of a micro-batch."""
-
-    @abstractmethod
-    def split(self, a: Tensor, b: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yields the gradients of each adapter and its index; ``a`` and ``b`` are those of the
-        term."""
+# The stacked adapters of one layer, ``a`` and ``b``, in three forms. ``term`` returns the term of a
+# micro-batch, and ``split`` yields the index and the gradients of each adapter, given the term's.
 
 
-class _Masked(_Layer):
+class _Masked:
     def __init__(self, terms: Mapping[int, LowRank]) -> None:
         self._members = tuple((number, len(term.a)) for number, term in terms.items())
         self.a = torch.cat([term.a for term in terms.values()])
@@ -176,7 +163,7 @@ class _Masked(_Layer):
         yield from zip(numbers, a.split(ranks), parts, strict=True)
 
 
-class _Grouped(_Layer):
+class _Grouped:
     """``copies`` receives (to, from) of each tensor, for one call that copies all of them."""
 
     def __init__(
@@ -197,7 +184,7 @@ class _Grouped(_Layer):
         yield from ((number, a[number], b[number]) for number in self._numbers)
 
 
-class _Experts(_Layer):
+class _Experts:
     """A group for each expert and adapter, in this order."""
 
     def __init__(self, terms: Mapping[int, LowRank], count: int, experts: int) -> None:
