@@ -183,10 +183,6 @@ class KeyFile:
         """Returns the owner with this name."""
         return self._owners[name]
 
-    def key_of(self, name: str) -> str:
-        """Returns the key of an owner."""
-        return self._keys[name]
-
     def token_of(self, owner: ApiUser) -> str:
         """Returns a new token for an owner."""
         return issue_token(owner.name, self._keys[owner.name], int(time.time()))

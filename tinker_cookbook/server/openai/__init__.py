@@ -17,7 +17,6 @@ PREFIX = "/oai/api/v1"
 ROOT_PREFIX = "/v1"
 # The hosted service's address; with it only the host of a program's base URL changes.
 HOSTED_PREFIX = "/services/tinker-prod/oai/api/v1"
-ALIASES = (ROOT_PREFIX, HOSTED_PREFIX)
 ERROR_PREFIXES = ("/oai/", f"{ROOT_PREFIX}/", "/inference/", "/services/")
 
 _responses = find_leaf("server.openai.responses")
