@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import chz
 
 from tinker_cookbook.eval.evaluators import EvaluatorBuilder
-from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.rl.advantages import AdvantageNormalization
 from tinker_cookbook.rl.envs.random_reward import RandomRewardDatasetBuilder
@@ -36,7 +36,7 @@ from tinker_cookbook.rl.rollouts.strategy import (
 )
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.run.weights_paths import check_tinker_path, weights_field
-from tinker_cookbook.training.config import REQUIRED, TrainingConfig, number, setting
+from tinker_cookbook.training.config import REQUIRED, TrainingConfig, at_least, number, setting
 from tinker_cookbook.training.lr_scheduling import LRSchedule
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.terminal import get_console
@@ -63,7 +63,7 @@ class KLReferenceConfig:
     )
 
 
-STALE_GROUPS = ("discard", "train")
+StaleGroups: TypeAlias = Literal["discard", "train"]
 
 
 @chz.chz
@@ -77,40 +77,29 @@ class AsyncConfig:
     """
 
     max_steps_off_policy: int = chz.field(
-        doc="Updates that sampling may run ahead of training; 0: on-policy"
+        validator=at_least(0), doc="Updates that sampling may run ahead of training; 0: on-policy"
     )
     groups_per_batch: int = chz.field(
-        doc="Groups per update; may differ from the dataset's batch size"
+        validator=at_least(1), doc="Groups per update; may differ from the dataset's batch size"
     )
     loss_fn: str = setting(
         "stable_reinforce", "Loss of an asynchronous run, instead of the run's loss_fn"
     )
-    stale_groups: str | None = setting(
+    stale_groups: StaleGroups | None = setting(
         None,
         "Finished groups more than max_steps_off_policy updates old: discard or train; "
         "default: discard (do_async_training: train, as in the official cookbook)",
     )
-
-    @chz.validate
-    def _validate(self) -> None:
-        if self.stale_groups not in (None, *STALE_GROUPS):
-            raise ConfigurationError(
-                f"async_config.stale_groups: got {self.stale_groups!r}, expected one of "
-                f"{', '.join(STALE_GROUPS)}{nearest(self.stale_groups, STALE_GROUPS)}"
-            )
-        if self.max_steps_off_policy < 0 or self.groups_per_batch < 1:
-            raise ConfigurationError(
-                f"async_config: got max_steps_off_policy={self.max_steps_off_policy} and "
-                f"groups_per_batch={self.groups_per_batch}, expected at least 0 and at least 1"
-            )
 
 
 @chz.chz
 class StreamMinibatchConfig:
     """Streaming: training starts on the first groups while the others are still sampling."""
 
-    groups_per_batch: int = chz.field(doc="Groups in a batch of the dataset")
-    num_minibatches: int = chz.field(doc="Parts into which each substep's data is split")
+    groups_per_batch: int = chz.field(validator=at_least(1), doc="Groups in a batch of the dataset")
+    num_minibatches: int = chz.field(
+        validator=at_least(1), doc="Parts into which each substep's data is split"
+    )
 
 
 @chz.chz
@@ -220,7 +209,7 @@ class Config(TrainingConfig):
     max_steps_off_policy: int | None = number(
         None, "Max staleness in optimizer steps for asynchronous RL; default: synchronous"
     )
-    stale_groups: str | None = setting(
+    stale_groups: StaleGroups | None = setting(
         None, "Groups older than max_steps_off_policy: discard (the default) or train"
     )
     async_config: AsyncConfig | None = setting(None, "Asynchronous training")
@@ -428,9 +417,6 @@ class Config(TrainingConfig):
         check_loss(self)
         stream = self.stream_minibatch_config
         if stream is not None:
-            # Before the division below, which needs both to be at least 1.
-            for name in ("groups_per_batch", "num_minibatches"):
-                check_range(f"stream_minibatch_config.{name}", getattr(stream, name), 1)
             parts = self.num_substeps * stream.num_minibatches
             if stream.groups_per_batch % parts:
                 raise ConfigurationError(

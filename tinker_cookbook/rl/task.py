@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -104,6 +103,8 @@ def run(
 ) -> Path:
     """Trains a model on a task, or resumes the run in ``log_path``; returns the run's folder.
 
+    In a notebook, which has an event loop: ``await rl.run_async(...)`` with the same arguments.
+
     Args:
         env: A ``ProblemEnv`` subclass or a function; ``env(problem, renderer=renderer)`` returns
             the environment of one episode.
@@ -119,17 +120,6 @@ def run(
         ConfigurationError: A setting is unknown, of the wrong type, or invalid. Nothing was
             sampled or deleted.
     """
-    try:
-        # ``asyncio.run`` fails if a loop is already running, as in a notebook.
-        asyncio.get_running_loop()
-    except RuntimeError:
-        pass
-    else:
-        raise ConfigurationError(
-            "rl.run: an event loop is already running, as in a notebook; expected "
-            "await rl.run_async(...), which takes the same arguments"
-        )
-    # Not in the handler above, whose error would begin the traceback of every failed run.
     return run_to_end(run_async(env, problems, model_name, test_problems=test_problems, **settings))
 
 

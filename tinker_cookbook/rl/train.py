@@ -45,7 +45,6 @@ from tinker_cookbook.training.restarts import through_restarts
 from tinker_cookbook.training.session import (
     TrainingSession,
     is_complete,
-    length_notes,
     training_session,
 )
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -113,8 +112,6 @@ async def run(
         if is_complete(session, total_steps):
             return
         client = await session.start(total_steps)
-        epoch = epoch_steps(config, len(train_set), batch_size)
-        session.print(*length_notes(total_steps, epoch, config))
         tokenizer = await asyncio.to_thread(client.get_tokenizer)
         # Before the rollouts, so that a reference or teacher that cannot be loaded fails early.
         adjuster = await make_adjuster(session)
@@ -185,16 +182,11 @@ def count_steps(config: Config, num_batches: int, batch_size: int) -> int:
     """
     if config.max_steps is not None:
         return config.max_steps
-    return epoch_steps(config, num_batches * config.num_epochs, batch_size)
-
-
-def epoch_steps(config: Config, num_batches: int, batch_size: int) -> int:
-    """Returns the iterations of ``num_batches`` batches of the dataset."""
     if config.async_config is None:
-        return num_batches
+        return num_batches * config.num_epochs
     # An asynchronous run counts updates of its own batch size over the same groups.
     size = (config.stream_minibatch_config or config.async_config).groups_per_batch
-    return max(1, num_batches * batch_size // size)
+    return max(1, num_batches * config.num_epochs * batch_size // size)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,6 @@ from tinker_cookbook.training.session import (
     Metrics,
     TrainingSession,
     is_complete,
-    length_notes,
     training_session,
 )
 from tinker_cookbook.utils.activity import activity
@@ -178,7 +177,6 @@ async def train_batches(
             report.write(local_path(config.log_path))
             session.print(*report.lines())
         objective = await make_objective(session)
-        session.print(*length_notes(schedule.total_steps, schedule.num_batches, config))
         if (tokenizer := tokenizer_of(config.dataset_builder)) is not None:
             print_example(first, tokenizer)
         session.evaluators = [build() for build in config.evaluator_builders]

@@ -453,14 +453,3 @@ def is_complete(session: TrainingSession, total_steps: int) -> bool:
         *session.summary(),
     )
     return True
-
-
-def length_notes(total_steps: int, num_batches: int, config: TrainingConfig) -> list[str]:
-    """Returns a line if ``max_steps`` takes the run beyond one epoch."""
-    if config.max_steps is None or total_steps <= num_batches:
-        return []
-    epochs = total_steps / num_batches
-    return [
-        f"max_steps={config.max_steps}: the run goes through the data {epochs:.1f} times "
-        f"(epochs of {num_batches} steps; max_steps overrides num_epochs)"
-    ]

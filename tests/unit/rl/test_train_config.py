@@ -57,7 +57,6 @@ WRONG = [
     ({"async_config": chz.replace(ASYNC, loss_fn="gspo")}, "clip_low_threshold"),
     ({"async_config": ASYNC, "num_substeps": 3}, "async_config.groups_per_batch is 4"),
     ({"stream_minibatch_config": STREAM, "num_substeps": 3}, "multiple of num_substeps"),
-    ({"stream_minibatch_config": chz.replace(STREAM, num_minibatches=0)}, "num_minibatches"),
     ({"warmup_steps": -1}, "warmup_steps"),
     ({"renderer_name": "qwen33"}, "qwen33"),
 ]

@@ -49,7 +49,6 @@ from tinker_cookbook.rl.types import (
 from tinker_cookbook.run.jsonl import NONFINITE_KEY, encode_row, read_rows
 from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.supervised.prefetch import Prefetcher
-from tinker_cookbook.utils.error_logs import only_to_file
 from tinker_cookbook.utils.imports import tinker
 
 logger = logging.getLogger(__name__)
@@ -137,7 +136,7 @@ class AsyncSource(GroupSource):
         self._num_parts = 1 if stream is None else self._num_substeps * stream.num_minibatches
         self._worker, self._drop = worker, drop
         self._discards = (self._config.stale_groups or stale_groups) == "discard"
-        self._discarded, self._warned = 0, False
+        self._discarded = 0
         self._last_step = total_steps - 1
         self._once = stop_batch is not None
         # A continued run trains the saved groups first, and runs the unfinished ones again.
@@ -208,17 +207,6 @@ class AsyncSource(GroupSource):
         # Failed groups count for the update during whose sampling they failed.
         failed, self._failed = self._failed, 0
         discarded, self._discarded = self._discarded, 0
-        if discarded:
-            logger.warning(
-                "step %d: %d finished groups are discarded, because they are more than "
-                "max_steps_off_policy=%d updates old; stale_groups=train would use them. "
-                "async/groups_discarded counts further ones",
-                step + 1,
-                discarded,
-                self._config.max_steps_off_policy,
-                extra=only_to_file(self._warned),
-            )
-            self._warned = True
         metrics: Metrics = {
             "async/groups_discarded": discarded,
             "async/groups_queued": len(self._queue),

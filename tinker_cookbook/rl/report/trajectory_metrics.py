@@ -32,14 +32,8 @@ def compute_trajectory_metrics(
     metric of the environment over the steps and episodes that report it.
 
     Raises:
-        DataValidationError: The lists differ in length, or a metric is not a number.
+        DataValidationError: A metric is not a number.
     """
-    if len(taglist_P) != len(trajectory_groups_P):
-        raise DataValidationError(
-            f"taglist_P: got {len(taglist_P)} entries, expected {len(trajectory_groups_P)}, one "
-            "for each group; filter groups and tags by the same indices "
-            "(indices_of_varying_groups), or compute metrics before filtering"
-        )
     totals_P = [TrajectoryTotals.of(group) for group in trajectory_groups_P]
     return metrics_of_totals(totals_P, taglist_P)
 

@@ -250,16 +250,8 @@ def _pickled(value: Any, what: str) -> bytes:
     try:
         return pickle.dumps(value)
     except Exception as error:
-        # The usual cause gets its own message.
-        client = getattr(value, "sampling_client", None)
-        if type(client).__module__.startswith("tinker_cookbook.backends.local"):
-            raise RolloutExecutorError(
-                f"rollout_executor: {what} samples from the local engine, which runs in this "
-                "process, so groups cannot run in other processes; use a ThreadPoolExecutor or "
-                "none, or a remote backend"
-            ) from error
         raise RolloutExecutorError(
             f"rollout_executor: {what} ({type(value).__name__}) cannot be pickled for another "
             f"process: {error}; use classes and functions defined at the top of a module, or a "
-            "ThreadPoolExecutor"
+            "ThreadPoolExecutor (also for the local engine, which runs in this process)"
         ) from error
