@@ -47,6 +47,7 @@ LEAF_TESTS = (
     "preference/test_dpo_bench",
     "renderers/test_renderer_bench",
     "renderers/test_show",
+    "rl/test_replay",
     "rl/test_rl_bench",
     "sandbox/",
     "server/openai/test_chat_",
@@ -60,6 +61,7 @@ LEAF_TESTS = (
     "test_schema_masks",
     "test_structured_output",
     "test_tool_call_grammars",
+    "view/",
     "weights/test_gguf",
 )
 

@@ -42,6 +42,8 @@ class TokensWithLogprobs:
         stop_reason: ``"stop"`` if a stop condition ended it, ``"length"`` if it was truncated.
         sequence_id: The backend's id of the sequence, if any.
         prompt_cache_hit_tokens: Prompt tokens read from the prefix cache.
+        seed: Seed of the request, if it had one.
+        sample: Number of the response in its request; with the seed, it repeats the response.
     """
 
     tokens: list[int]
@@ -49,6 +51,8 @@ class TokensWithLogprobs:
     stop_reason: str = "stop"
     sequence_id: str | None = None
     prompt_cache_hit_tokens: int = 0
+    seed: int | None = None
+    sample: int = 0
 
     @property
     def logprobs(self) -> list[float]:
@@ -231,8 +235,10 @@ class TinkerTokenCompleter(TokenCompleter):
                 stop_reason=sequence.stop_reason,
                 sequence_id=sequence.sequence_id,
                 prompt_cache_hit_tokens=response.prompt_cache_hit_tokens,
+                seed=self.seed,
+                sample=number,
             )
-            for sequence in response.sequences
+            for number, sequence in enumerate(response.sequences)
         ]
 
     def derived(self, *path: int) -> TinkerTokenCompleter:

@@ -47,6 +47,10 @@ NOT_RUN = (
     "claude",
     "python -m tinker_cookbook.capture.proxy",  # tests/unit/capture
     "vllm-env/",
+    "python -m tinker_cookbook.view",  # tests/unit/view
+    "python -m tinker_cookbook.replay",  # tests/unit/rl/test_replay.py
+    "python -m tinker_cookbook.fork",
+    "duckdb ",
     "python -m tinker_cookbook.weights gguf",
     "python -m tinker_cookbook.weights publish",
 )
@@ -130,7 +134,14 @@ PROGRAMS = [c for c in COMMANDS if c not in OF_SERVERS + OF_CLIENTS]
 # Those with verifiers, LiteLLM or Ray need environments of their own:
 # tests/conformance/test_verifiers.py, test_litellm.py, tests/unit/rl/test_other_processes.py.
 # A store of samples trains the demo model: tests/unit/capture/test_capture_recording.py.
-_ELSEWHERE = ("verifiers.", "litellm.", "RayExecutor", "capture_to_store", '"image_url"')
+_ELSEWHERE = (
+    "verifiers.",
+    "litellm.",
+    "RayExecutor",
+    "capture_to_store",
+    '"image_url"',
+    "open_record",
+)
 EXAMPLES = [
     (page, text) for page, text in blocks("python") if not any(part in text for part in _ELSEWHERE)
 ]

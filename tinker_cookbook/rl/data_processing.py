@@ -32,10 +32,14 @@ _NOT_OF_LOSS = ("mask", SAMPLER_LOGPROBS)
 
 @dataclass(frozen=True)
 class DatumOrigin:
-    """Index of a datum's group in the batch, and of its trajectory in the group."""
+    """Index of a datum's group in the batch, and of its trajectory in the group.
+
+    ``turns`` has the number of each turn in the datum, and the target at which its action begins.
+    """
 
     group: int
     member: int
+    turns: tuple[tuple[int, int], ...] = ()
 
 
 def trajectory_to_data(
@@ -60,12 +64,14 @@ def trajectory_to_data(
         DataValidationError: An action lacks a finite log-probability for each token; an observation
             is empty; an image has no ``expected_tokens``.
     """
-    return _trajectory_data(traj, traj_advantage, include_provenance, keep_unanswered=True)
+    made = _trajectory_data(traj, traj_advantage, include_provenance, keep_unanswered=True)
+    return [datum for datum, _ in made]
 
 
 def _trajectory_data(
     traj: Trajectory, traj_advantage: float, include_provenance: bool, *, keep_unanswered: bool
-) -> list[tinker.Datum]:
+) -> list[tuple[tinker.Datum, tuple[tuple[int, int], ...]]]:
+    """Returns each datum with its turns, as ``DatumOrigin.turns``."""
     chunks = ChunkKeys()
     data = []
     for turns in _runs(traj, chunks):
@@ -94,7 +100,10 @@ def _trajectory_data(
             },
         )
         # Backends refuse the provenance of a datum without a sampled token.
-        data.append(_with_provenance(datum, turns) if include_provenance and answered else datum)
+        if include_provenance and answered:
+            datum = _with_provenance(datum, turns)
+        # Target i is token i + 1, so an action's first target has the index of the token before.
+        data.append((datum, tuple((turn.number, turn.start - 1) for turn in turns)))
     return data
 
 
@@ -116,13 +125,13 @@ def assemble_training_data(
         for m, (traj, advantage) in enumerate(zip(group.trajectories_G, advantages_G, strict=True)):
             try:
                 # Runs without an action token are left out, because nothing in them is trained.
-                made = _trajectory_data(
+                data_of_turns = _trajectory_data(
                     traj, float(advantage), include_provenance, keep_unanswered=False
                 )
             except DataValidationError as error:
                 raise DataValidationError(f"group {g}, member {m}: {error}") from error
-            data_D += made
-            origins_D += [DatumOrigin(g, m)] * len(made)
+            data_D += [datum for datum, _ in data_of_turns]
+            origins_D += [DatumOrigin(g, m, turns) for _, turns in data_of_turns]
     return data_D, origins_D
 
 
@@ -152,6 +161,12 @@ class _Turn:
     sequence_id: str | None
     offset: int
     """Offset of ``new`` in the observation."""
+    number: int
+
+    @property
+    def start(self) -> int:
+        """Offset of the action in the run."""
+        return self.offset + len(self.new)
 
 
 def _runs(traj: Trajectory, chunks: ChunkKeys) -> Iterator[list[_Turn]]:
@@ -183,6 +198,7 @@ def _runs(traj: Trajectory, chunks: ChunkKeys) -> Iterator[list[_Turn]]:
                 transition.is_masked,
                 transition.ac.sequence_id,
                 offset,
+                number,
             )
         )
         # The next turn extends this one if its prompt begins with all of it, token by token.

@@ -27,7 +27,7 @@ _FREE = """
     eval_every infrequent_eval_every evaluator_builders infrequent_evaluator_builders
     best_metric best_metric_mode early_stopping_patience data_report
     eval_temperature test_file_path test_path test_problems show_samples sample_max_tokens
-    num_groups_to_log rollout_json_export compute_post_kl kl_depth_edges
+    record num_groups_to_log rollout_json_export compute_post_kl kl_depth_edges
     rollout_error_tolerance rollout_timeout_seconds grader_timeout_seconds teacher_concurrency
 """.split()  # noqa: SIM905 - one word for each setting, by subject
 # Settings of the run's length: they change the learning rates, but not data or loss.

@@ -30,6 +30,7 @@ from tinker_cookbook.display import TrainingProgress, print_example
 from tinker_cookbook.eval.evaluators import Evaluator, EvaluatorBuilder
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.leaves import find_leaf
+from tinker_cookbook.record.examples import example_table
 from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.supervised.held_out_answers import show_answers
 from tinker_cookbook.supervised.prefetch import Prefetcher
@@ -192,6 +193,8 @@ async def train_batches(
         begun = time.monotonic()
         begins = f"after step {session.start_step}" if session.start_step else "before training"
         await answers(begins)
+        if (tokenizer := tokenizer_of(config.dataset_builder)) is not None:
+            session.record.start(tokenizer)
         loop = _Loop(config, session, schedule, objective)
         loop.sample_seconds = time.monotonic() - begun
         if report is not None:
@@ -432,6 +435,8 @@ class _Loop:
                 "time/tokens_per_second": done.batch.num_tokens / max(seconds, 1e-9),
                 **{f"optim/{name}": value for name, value in (optim.metrics or {}).items()},
             }
+            make_table = partial(example_table, done.batch.data, output)
+            self._session.record.write(done.step + 1, "train", make_table)
             shown = float(metrics[self._objective.shown])
             await self._print_estimate(done.step + 1, seconds, done.batch.num_tokens)
         self._progress.show(done.step + 1, shown, done.batch.num_tokens)

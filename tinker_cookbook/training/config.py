@@ -24,6 +24,7 @@ from tinker_cookbook.engine.model.resolve import (
 )
 from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.record.schema import RecordLevel
 from tinker_cookbook.renderers import check_renderer_name
 from tinker_cookbook.run.best import MetricMode, check_best_settings
 from tinker_cookbook.run.weights_paths import check_tinker_path, weights_field
@@ -195,6 +196,11 @@ class TrainingConfig(BackendSettings, SamplerOptions):
         0, "Evaluations without improvement of best_metric until the run stops; 0: never"
     )
 
+    record: RecordLevel = setting(
+        "full",
+        "What log_path/record keeps of each step, for view, replay and fork: full (also tokens "
+        "and their log-probabilities), summary or off",
+    )
     wandb_project: str | None = setting(None, "Also log to Weights & Biases")
     wandb_name: str | None = setting(None, "Name of the run in Weights & Biases")
     session_name: str | None = setting(None, "Name of the run in the backend")

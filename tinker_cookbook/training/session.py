@@ -36,6 +36,7 @@ from tinker_cookbook.engine.model.resolve import resolve_model
 from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataError
+from tinker_cookbook.record.write import RecordWriter
 from tinker_cookbook.run import replaced_run
 from tinker_cookbook.run.best import BestEvaluation
 from tinker_cookbook.run.changes import check_same_settings
@@ -108,10 +109,14 @@ async def training_session(
             print_metrics=False,
         )
         write_data_record(config.log_path, record)
-        session = TrainingSession(config, log, last)
+        begins = (last.batch or 0) if last is not None else 0
+        session = TrainingSession(
+            config, log, last, RecordWriter(config.log_path, config.record, begins)
+        )
         session.print(*changes)
         try:
-            yield session
+            with session.record:
+                yield session
         # BaseException, so that the command to continue is printed after Ctrl-C too.
         except BaseException as error:
             # The terminal may be closed when the cause is looked for.
@@ -127,7 +132,14 @@ async def training_session(
 class TrainingSession:
     """One run from the checkpoint ``last`` (after ``start_step`` updates) to its end."""
 
-    def __init__(self, config: TrainingConfig, log: Logger, last: CheckpointRecord | None) -> None:
+    def __init__(
+        self,
+        config: TrainingConfig,
+        log: Logger,
+        last: CheckpointRecord | None,
+        record: RecordWriter,
+    ) -> None:
+        self.record = record
         self.config = config
         self.last = last
         self.start_step = (last.batch or 0) if last is not None else 0

@@ -12,11 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import Any
 
 from tinker_cookbook.backends import Future, TrainingClient
+from tinker_cookbook.record.episodes import TrainedDatum
 from tinker_cookbook.rl.advantages import indices_of_varying_groups, normalized_advantages
 from tinker_cookbook.rl.config import Config
-from tinker_cookbook.rl.data_processing import assemble_training_data, divide_by_action_tokens
+from tinker_cookbook.rl.data_processing import (
+    DatumOrigin,
+    assemble_training_data,
+    divide_by_action_tokens,
+)
 from tinker_cookbook.rl.loop.adjuster import (
     AdvantageAdjuster,
     Mean,
@@ -122,7 +128,9 @@ class Loop:
         scoring = float(trained.get("time/scoring", 0.0))
         times = time_metrics(collected, training, scoring, time.monotonic() - began, blocked)
         with now.phase("writing transcripts"):
-            metrics, counters = await self._reporter.report(step, collected, trained, times)
+            metrics, counters = await self._reporter.report(
+                step, collected, trained, times, update.trained_data(collected.groups)
+            )
         await self._session.finish_step(
             step + 1,
             metrics,
@@ -161,6 +169,10 @@ class Update:
         self._adjuster = adjuster
         self.data: list[tinker.Datum] = []
         """Data trained on so far, with their masks."""
+        self.sources: list[tuple[RolloutGroup, DatumOrigin, int, int]] = []
+        """Group, origin, number of the pass and of the optimizer step of each of ``data``."""
+        self.logprobs: list[Any] = []
+        """Log-probabilities [T] of each of ``data``, once the update is finished."""
         self._passes: list[Future[tinker.ForwardBackwardOutput]] = []
         self._optim_steps: list[Future[tinker.OptimStepResponse]] = []
         self._adjusted: dict[str, Mean] = {}
@@ -170,7 +182,7 @@ class Update:
         # The current substep: its number, whether it has a pass, and its data without a signal.
         self._substep: int | None = None
         self._has_pass = False
-        self._waiting: list[tinker.Datum] = []
+        self._waiting: list[tuple[tinker.Datum, tuple[RolloutGroup, DatumOrigin]]] = []
         self._untrained: list[tinker.Datum] = []
 
     async def add(self, groups: Sequence[RolloutGroup]) -> None:
@@ -196,10 +208,10 @@ class Update:
         if cap := self._config.importance_ratio_cap:
             data_D = await truncate_importance(self._client, data_D, cap, self._ratios)
         # 4. Submit one pass for each substep; groups of different substeps never share a pass.
-        substeps_D = [rollouts.groups[origin.group].substep for origin in rollouts.origins_D]
-        pairs_D = zip(substeps_D, data_D, strict=True)
-        for number, pairs in groupby(pairs_D, lambda pair: pair[0]):
-            part = [datum for _, datum in pairs]
+        sources_D = [(rollouts.groups[origin.group], origin) for origin in rollouts.origins_D]
+        pairs_D = zip(data_D, sources_D, strict=True)
+        for number, pairs in groupby(pairs_D, lambda pair: pair[1][0].substep):
+            part, sources = map(list, zip(*pairs, strict=True))
             # ``has_signal`` ignores rounding but covers all groups; this covers the substep.
             rewarded = any(values.any() for values in advantages_of(part))
             if self._config.loss_normalization == "tokens":
@@ -208,18 +220,39 @@ class Update:
             if self._substep != number:
                 self._close_substep()
                 self._substep = number
-            self._waiting += part
+            self._waiting += zip(part, sources, strict=True)
             if not (self._has_pass or (has_signal and rewarded)):
                 continue
-            ready, self._waiting, self._has_pass = self._waiting, [], True
+            ready = [datum for datum, _ in self._waiting]
+            # In the order of the passes, because ``finish`` pairs their outputs with the data.
+            self.data += ready
+            numbers = len(self._passes), len(self._optim_steps)
+            self.sources += [(*source, *numbers) for _, source in self._waiting]
+            self._waiting, self._has_pass = [], True
             if self._adjuster is None:
                 loss_fn = self._config.training_loss_fn()
                 output = submit_loss(self._client, ready, loss_fn, self._config.loss_fn_config)
             else:
                 output = self._adjuster.submit(self._client, ready, self._config)
             self._passes.append(output)
-            # In the order of the passes, because ``finish`` pairs their outputs with the data.
-            self.data += ready
+
+    def trained_data(self, groups: Sequence[RolloutGroup]) -> list[TrainedDatum]:
+        """Returns the data of the finished update with what training computed for them."""
+        # An asynchronous update may have groups of the same index from two batches.
+        places = {id(group): place for place, group in enumerate(groups)}
+        return [
+            TrainedDatum(
+                places[id(group)],
+                origin.member,
+                origin.turns,
+                advantages,
+                logprobs.to_numpy(),
+                *numbers,
+            )
+            for (group, origin, *numbers), advantages, logprobs in zip(
+                self.sources, advantages_of(self.data), self.logprobs, strict=True
+            )
+        ]
 
     def _prepare(self, groups: Sequence[RolloutGroup]) -> tuple[RolloutData, bool]:
         """Returns the training data, and whether the rewards of any group differ."""
@@ -239,7 +272,7 @@ class Update:
 
     def _close_substep(self) -> None:
         # Data that got no signal until the end of the substep are not trained.
-        self._untrained += self._waiting
+        self._untrained += [datum for datum, _ in self._waiting]
         if self._has_pass:
             # Not awaited: the backend runs the operations of a client in order, so the passes of
             # the next substep already use the updated weights.
@@ -268,6 +301,7 @@ class Update:
         # KL and entropy; only the sampler's entropy if nothing was trained.
         read = logprobs_of if self._adjuster is None else self._adjuster.trained_logprobs
         logprobs_D = [logprobs for output in outputs for logprobs in read(output)]
+        self.logprobs = logprobs_D
         if logprobs_D:
             metrics.update(compute_kl_sample_train(self.data, logprobs_D))
             if edges := self._config.kl_depth_edges:

@@ -6,12 +6,21 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self
 
 from tinker_cookbook.backends import SamplingClient
-from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import TrainingError
 from tinker_cookbook.model_info import resolve_max_length
+from tinker_cookbook.record.episodes import (
+    RecordedGroup,
+    TrainedDatum,
+    group_rows,
+    table_of,
+    turn_table,
+)
+from tinker_cookbook.record.schema import turn_schema
+from tinker_cookbook.record.write import RecordWriter
 from tinker_cookbook.rl.config import Config
 from tinker_cookbook.rl.loop.sources import Metrics, RolloutBatch, RolloutGroup, counted
 from tinker_cookbook.rl.report.diagnosis import diagnose, diagnose_kl
@@ -25,7 +34,7 @@ from tinker_cookbook.rl.report.trajectory_metrics import (
 from tinker_cookbook.rl.report.transcript_text import LoggedGroup
 from tinker_cookbook.rl.report.transcripts import TranscriptWriter
 from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
-from tinker_cookbook.rl.types import RLDataset, RolloutError
+from tinker_cookbook.rl.types import RLDataset, RolloutError, TrajectoryGroup
 from tinker_cookbook.training.session import TrainingSession
 
 logger = logging.getLogger(__name__)
@@ -57,6 +66,7 @@ class Reporter:
 
     def __enter__(self) -> Self:
         self._progress.__enter__()
+        self._session.record.start(self._tokenizer)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -71,7 +81,7 @@ class Reporter:
         session.infrequent_evaluators = [b() for b in config.infrequent_evaluator_builders]
         if test_set is None:
             return
-        evaluator = RLTestSetEvaluator(
+        evaluator = _RecordedTestSet(
             test_set,
             config.max_tokens,
             num_groups_to_log=config.num_groups_to_log,
@@ -83,7 +93,9 @@ class Reporter:
             seed=config.seed,
             config=config.rollouts(),
         )
-        self._test_set = _RecordedTestSet(evaluator, self._writer, session.start_step)
+        evaluator.writer, evaluator.record = self._writer, session.record
+        evaluator.step = session.start_step
+        self._test_set = evaluator
         session.evaluators.insert(0, self._test_set)
 
     async def record_start(self) -> None:
@@ -93,11 +105,17 @@ class Reporter:
             self._session.write_row({"progress/done_frac": 0.0, **metrics}, step=0)
 
     async def report(
-        self, step: int, collected: RolloutBatch, trained: Metrics, times: Metrics
+        self,
+        step: int,
+        collected: RolloutBatch,
+        trained: Metrics,
+        times: Metrics,
+        data: Sequence[TrainedDatum] = (),
     ) -> tuple[Metrics, dict[str, int]]:
         """Shows iteration ``step`` and queues its transcripts; returns its row and the counters.
 
-        ``trained`` has the metrics of its ``Update``, ``times`` the result of :func:`time_metrics`.
+        ``trained`` has the metrics of its ``Update``, ``times`` the result of :func:`time_metrics`,
+        ``data`` its datums in the order of submission.
         """
         # In threads, since the event loop may be sampling the next groups.
         metrics = await asyncio.to_thread(self._measure, step, collected, trained, times)
@@ -105,7 +123,7 @@ class Reporter:
         if self._test_set is not None:
             self._test_set.step = step + 1
         groups = collected.groups
-        await asyncio.to_thread(self._write_transcripts, step, groups)
+        await asyncio.to_thread(self._write_transcripts, step, groups, data)
         self._progress.update(step + 1, metrics)
         if errors := _errors(collected):
             # One line for all of them; logs.log has each.
@@ -130,12 +148,19 @@ class Reporter:
         except TrainingError as error:  # the error that ended the iteration must be seen
             logger.warning("transcripts of step %d were not written: %s", step + 1, error)
 
-    def _write_transcripts(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+    def _write_transcripts(
+        self, step: int, groups: Sequence[RolloutGroup], data: Sequence[TrainedDatum] = ()
+    ) -> None:
         entries = []
         for index, one in enumerate(groups):
             advantages = None if one.advantages is None else one.advantages.tolist()
             entries.append(LoggedGroup(index, one.group, one.tags, advantages, one.log))
         self._writer.write(step, "train", entries)
+        recorded = [
+            RecordedGroup(entry.index, entry.group, entry.tags, entry.advantages)
+            for entry in entries
+        ]
+        self._session.record.write(step + 1, "train", partial(turn_table, recorded, data))
 
     def _measure(
         self, step: int, collected: RolloutBatch, trained: Metrics, times: Metrics
@@ -182,6 +207,8 @@ class Reporter:
             diagnose([one.group for one in groups], metrics, config.max_tokens),
             diagnose_kl(metrics, off_policy),
         ]
+        if causes := [f"{one.cause}: {one.text}" for one in found if one is not None]:
+            metrics["diagnosis"] = "\n".join(causes)
         # A cause that disappeared is forgotten, so it is logged at once when it comes back.
         before, self._diagnosed = self._diagnosed, {}
         for cause, text in filter(None, found):
@@ -195,20 +222,31 @@ class Reporter:
             self._diagnosed[cause] = seen, last
 
 
-class _RecordedTestSet(SamplingClientEvaluator):
-    """Evaluates on the test set after ``step`` updates and writes its transcripts."""
+class _RecordedTestSet(RLTestSetEvaluator):
+    """Evaluates on the test set after ``step`` updates, and writes its episodes."""
 
-    def __init__(self, evaluator: RLTestSetEvaluator, writer: TranscriptWriter, step: int) -> None:
-        self._evaluator, self._writer, self.step = evaluator, writer, step
+    writer: TranscriptWriter
+    record: RecordWriter
+    step: int
+
+    def observe(self, index: int, group: TrajectoryGroup, tags: Sequence[str]) -> None:
+        """Keeps the rows of a group, which take less memory than its episodes."""
+        group.sampling_client_step = self.step
+        self._rows += group_rows(RecordedGroup(index, group, tags))
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
         """Returns the metrics of the client's weights."""
-        evaluator = self._evaluator
-        with at_place(RolloutPlace(str(self._writer.log_path), (evaluator.name, self.step))):
-            metrics = await evaluator(sampling_client)
-        kept = zip(evaluator.last_groups, evaluator.last_tags, strict=True)
+        self._rows: list[dict[str, Any]] = []
+        with at_place(RolloutPlace(str(self.writer.log_path), (self.name, self.step))):
+            metrics = await super().__call__(sampling_client)
+        rows = sorted(self._rows, key=lambda row: row["group"])
+        table = partial(table_of, rows, turn_schema())
+        split = f"eval_{self.name}"
+        # In a thread, because it may wait for earlier steps.
+        await asyncio.to_thread(self.record.write, self.step, split, table)
+        kept = zip(self.last_groups, self.last_tags, strict=True)
         entries = [LoggedGroup(index, *one) for index, one in enumerate(kept)]
-        await asyncio.to_thread(self._writer.write, self.step, f"eval_{evaluator.name}", entries)
+        await asyncio.to_thread(self.writer.write, self.step, split, entries)
         return metrics
 
 

@@ -68,7 +68,7 @@ def run_subcommand(
             f"{nearest_sentence(name, commands)}"
         )
     chosen = commands[name]
-    words = _with_keys(words, chosen.names)
+    words = with_keys(words, chosen.names)
     module = importlib.import_module(chosen.module)
     settings, run = getattr(module, chosen.settings), getattr(module, chosen.function)
     if any(word in HELP for word in words):
@@ -79,7 +79,7 @@ def run_subcommand(
     return run(parse_arguments(settings, words))
 
 
-def _with_keys(words: Sequence[str], names: Sequence[str]) -> list[str]:
+def with_keys(words: Sequence[str], names: Sequence[str]) -> list[str]:
     """Returns the arguments with the keys of those that omit them."""
     left = [name for name in names if not any(word.startswith(f"{name}=") for word in words)]
     keyed = []

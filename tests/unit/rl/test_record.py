@@ -1,0 +1,84 @@
+"""The record of a run: what was sampled, trained and evaluated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from animal_stories import story_config
+from train_runs import run
+
+from tinker_cookbook.record.read import open_record, whole_prompts
+from tinker_cookbook.record.vocabulary import token_texts
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+
+def turns_of(record, step) -> list[dict]:
+    table = record.table(step)
+    assert table is not None
+    return table.to_pylist()
+
+
+def test_the_record_has_what_was_sampled_and_trained(recorded, stories_model):
+    folder, rows = recorded
+    record = open_record(folder)
+    assert record.steps() == {
+        0: ["eval_test"], 1: ["train"], 2: ["train"], 3: ["train"], 4: ["eval_test", "train"],
+    }  # fmt: skip
+    turns = turns_of(record, 3)
+    assert {(turn["group"], turn["member"]) for turn in turns} == {
+        (group, member) for group in range(4) for member in range(4)
+    }
+    assert {turn["weights_step"] for turn in turns} == {2}
+    trained = [turn for turn in turns if turn["datum"] is not None]
+    assert sorted(turn["datum"] for turn in trained) == list(range(16))
+    # The metrics of the step, computed again from the record alone.
+    assert np.mean([turn["episode_reward"] for turn in turns]) == pytest.approx(
+        rows[3]["reward/total"]
+    )
+    sampled, scored = (
+        np.concatenate([turn[name] for turn in trained])
+        for name in ("logprobs", "trainer_logprobs")
+    )
+    assert -sampled.mean() == pytest.approx(rows[3]["optim/entropy"], rel=1e-6)
+    assert (sampled - scored).mean() == pytest.approx(rows[3]["optim/kl_sample_train_v1"], abs=1e-7)
+    for group in range(4):
+        members = [turn for turn in turns if turn["group"] == group]
+        mean = np.mean([turn["episode_reward"] for turn in members])
+        for turn in members:
+            expected = turn["episode_reward"] - mean
+            assert turn["advantages"] == pytest.approx([expected] * len(turn["answer"]), abs=1e-6)
+
+
+def test_texts_of_tokens_need_no_tokenizer(recorded, stories_model):
+    record = open_record(recorded[0])
+    turn = turns_of(record, 1)[0]
+    texts = token_texts(recorded[0], [*turn["prompt"], *turn["answer"]])
+    expected = get_tokenizer(stories_model).decode(turn["answer"])
+    assert "".join(map(str, map(texts.get, turn["answer"]))).strip() == str(expected).strip()
+
+
+def test_a_file_without_its_end_is_absent(recorded, tmp_path):
+    whole = (recorded[0] / "record" / "step_000001.train.parquet").read_bytes()
+    (tmp_path / "record").mkdir()
+    (tmp_path / "record" / "step_000001.train.parquet").write_bytes(whole[:-100])
+    assert open_record(tmp_path).table(1) is None
+
+
+@pytest.mark.parametrize(("level", "tokens"), [("summary", False), ("off", None)])
+def test_levels_of_the_record(stories_model, tmp_path, level, tokens):
+    config = story_config(stories_model, tmp_path / "run", {"num_batches": 1}, record=level)
+    run(config)
+    files = list((tmp_path / "run").glob("record/step_*.parquet"))
+    assert len(files) == (1 if tokens is False else 0)
+    for file in files:
+        assert ("answer" in pq.read_schema(file).names) is tokens
+
+
+def test_prompts_of_later_turns_are_whole():
+    turns = [
+        {"prompt_kept": 0, "prompt": [1, 2], "answer": [3]},
+        {"prompt_kept": 3, "prompt": [4], "answer": [5]},
+        {"prompt_kept": 1, "prompt": [9], "answer": [6]},
+    ]
+    assert [list(one) for one in whole_prompts(turns)] == [[1, 2], [1, 2, 3, 4], [1, 9]]

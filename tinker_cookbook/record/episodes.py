@@ -1,0 +1,195 @@
+"""Sampled episodes as rows of the record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tinker_cookbook.record.schema import IMAGE, turn_schema
+from tinker_cookbook.rl.types import Observation, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Tokens = npt.NDArray[np.int32]
+Numbers = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TrainedDatum:
+    """What training computed for a datum's targets [T], and the turns that it is made of.
+
+    ``turns`` has the number of each turn, and the target at which its answer begins.
+    """
+
+    group: int
+    member: int
+    turns: Sequence[tuple[int, int]]
+    advantages: Numbers
+    trainer_logprobs: Numbers
+    update_pass: int
+    """Number of the ``forward_backward`` of the step."""
+    optimizer_step: int
+    """Number of the ``optim_step`` of the step that follows this pass."""
+
+
+@dataclass
+class RecordedGroup:
+    """A group to record; its ``index`` is its place in the batch."""
+
+    index: int
+    group: TrajectoryGroup
+    tags: Sequence[str] = ()
+    advantages_G: Sequence[float] | None = None
+
+
+def turn_table(groups: Sequence[RecordedGroup], data: Sequence[TrainedDatum] = ()) -> pa.Table:
+    """Returns a row for each turn of the groups, and one without a turn for an empty episode.
+
+    ``data`` are those of the update, in the order of submission.
+    """
+    rows = [row for group in groups for row in group_rows(group)]
+    places = {
+        (datum.group, datum.member, turn): (number, start)
+        for number, datum in enumerate(data)
+        for turn, start in datum.turns
+    }
+    for row in rows:
+        place = places.get((row["group"], row["member"], row.get("turn", -1)))
+        if place is not None:
+            number, start = place
+            answer = slice(start, start + len(row["answer"]))
+            row["datum"] = number
+            row["update_pass"] = data[number].update_pass
+            row["optimizer_step"] = data[number].optimizer_step
+            row["trainer_logprobs"] = data[number].trainer_logprobs[answer]
+            row["advantages"] = data[number].advantages[answer]
+    return table_of(rows, turn_schema())
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Returns a table of the rows; a column that a row lacks is null there."""
+    import pyarrow as pa
+
+    columns = [_column([row.get(field.name) for row in rows], field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    if not any(isinstance(value, np.ndarray) for value in values):
+        if pa.types.is_dictionary(kind):
+            return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
+        return pa.array(values, kind)
+    # Token arrays are joined by numpy, without a Python object for each token.
+    parts = [value for value in values if value is not None]
+    offsets = np.cumsum([0, *(0 if value is None else len(value) for value in values)])
+    missing = np.array([value is None for value in values])
+    return pa.ListArray.from_arrays(
+        pa.array(offsets, pa.int32()),
+        pa.array(np.concatenate(parts), kind.value_type),
+        mask=pa.array(missing) if missing.any() else None,
+    )
+
+
+def group_rows(recorded: RecordedGroup) -> list[dict[str, Any]]:
+    """Returns a row for each turn of a group, as a mapping of column names."""
+    group, rows = recorded.group, []
+    rewards_G, tags = group.get_total_rewards(), json.dumps(list(recorded.tags))
+    for member, trajectory in enumerate(group.trajectories_G):
+        episode = {
+            "group": recorded.index,
+            "member": member,
+            "weights_step": group.sampling_client_step,
+            "episode_reward": rewards_G[member],
+            "episode_group_reward": group.final_rewards_G[member],
+            "episode_advantage": recorded.advantages_G and recorded.advantages_G[member],
+            "episode_stop_reason": str(trajectory.stop_reason or "completed"),
+            "episode_metrics": json_text(group.metrics_G[member]),
+            "episode_logs": json_text(trajectory.logs),
+            "tags": tags,
+        }
+        turns = _turn_rows(trajectory) or [{}]
+        # Episodes with equal first prompts have the same problem, also in other steps.
+        first = turns[0].get("prompt")
+        if first is not None:
+            episode["problem"] = hashlib.sha256(first.tobytes()).hexdigest()[:16]
+        rows += [episode | turn for turn in turns]
+    return rows
+
+
+def _turn_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
+    rows, before = [], np.empty(0, np.int32)
+    for number, transition in enumerate(trajectory.transitions):
+        prompt, images = tokens_of(transition.ob)
+        kept = common_prefix(before, prompt)
+        answer = np.asarray(transition.ac.tokens, np.int32)
+        logprobs = transition.ac.maybe_logprobs
+        rows.append(
+            {
+                "turn": number,
+                "seed": transition.ac.seed,
+                "sample": transition.ac.sample,
+                "prompt_kept": kept,
+                "prompt": prompt[kept:],
+                "images": [image for image in images if image["offset"] >= kept],
+                "answer": answer,
+                "logprobs": None if logprobs is None else np.asarray(logprobs, np.float32),
+                "stop_reason": transition.ac.stop_reason,
+                "masked": transition.is_masked,
+                "reward": transition.reward,
+                "metrics": json_text(transition.metrics),
+                "logs": json_text(transition.logs),
+            }
+        )
+        before = np.concatenate([prompt, answer])
+    return rows
+
+
+def tokens_of(observation: Observation) -> tuple[Tokens, list[dict[str, Any]]]:
+    """Returns the tokens [T] of a prompt, ``IMAGE`` at those of images, and the images."""
+    parts: list[Tokens] = []
+    images: list[dict[str, Any]] = []
+    offset = 0
+    for chunk in observation.chunks:
+        tokens = getattr(chunk, "tokens", None)
+        if tokens is None:
+            source = getattr(chunk, "data", None) or str(getattr(chunk, "location", ""))
+            content = source.encode() if isinstance(source, str) else bytes(source)
+            images.append(
+                {
+                    "offset": offset,
+                    "length": chunk.length,
+                    "sha256": hashlib.sha256(content).hexdigest(),
+                }
+            )
+            parts.append(np.full(chunk.length, IMAGE, np.int32))
+        else:
+            parts.append(np.asarray(tokens, np.int32))
+        offset += len(parts[-1])
+    return np.concatenate(parts) if parts else np.empty(0, np.int32), images
+
+
+def common_prefix(first: Tokens, second: Tokens) -> int:
+    """Returns the number of equal tokens at the start of both."""
+    shorter = min(len(first), len(second))
+    differ = np.flatnonzero(first[:shorter] != second[:shorter])
+    return int(differ[0]) if len(differ) else shorter
+
+
+def json_text(value: Mapping[str, Any]) -> str | None:
+    """Returns a mapping as JSON; ``None`` for an empty one."""
+    return json.dumps(value, default=_plain, ensure_ascii=False) if value else None
+
+
+def _plain(value: Any) -> Any:
+    # Arrays and scalars of numpy and torch; what has no JSON form becomes text, never an error.
+    tolist = getattr(value, "tolist", None)
+    return tolist() if callable(tolist) else str(value)

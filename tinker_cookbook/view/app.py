@@ -1,0 +1,66 @@
+"""The page and its data over HTTP; reads the files of runs and writes nothing."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse
+
+from tinker_cookbook.view import data
+from tinker_cookbook.view.page import page_html
+
+
+def make_app(folder: Path, key: str | None = None) -> FastAPI:
+    """Returns the application; with a ``key``, requests must bring it as ``?key=`` or cookie."""
+    runs = data.Runs(folder)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.middleware("http")
+    async def check_key(
+        request: Request, handle: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        given = request.query_params.get("key") or request.cookies.get("view_key") or ""
+        if key is not None and not hmac.compare_digest(given, key):
+            return Response("This page needs the key that the command printed.", 403)
+        answer = await handle(request)
+        if key is not None:
+            answer.set_cookie("view_key", key, httponly=True, samesite="strict")
+        return answer
+
+    def found(make: Callable[[], Any]) -> Any:
+        try:
+            return make()
+        except KeyError:
+            raise HTTPException(404, "There is no such run in this folder.") from None
+
+    # Plain functions run in threads, so that a large file does not hold up other requests.
+    @app.get("/")
+    def page() -> HTMLResponse:
+        html, policy = page_html()
+        return HTMLResponse(html, headers={"Content-Security-Policy": policy})
+
+    @app.get("/api/runs")
+    def list_runs() -> Any:
+        return runs.list()
+
+    @app.get("/api/run")
+    def run(name: str) -> Any:
+        return found(lambda: runs.run(name))
+
+    @app.get("/api/episodes")
+    def episodes(name: str, step: int, split: str) -> Any:
+        return found(lambda: data.episodes(runs.path_of(name), step, split))
+
+    @app.get("/api/group")
+    def group(name: str, step: int, split: str, group: int) -> Any:
+        return found(lambda: data.groups(runs.path_of(name), step, split, group).get(group, {}))
+
+    @app.get("/api/problem")
+    def problem(name: str, problem: str) -> Any:
+        return found(lambda: data.problem(runs.path_of(name), problem))
+
+    return app

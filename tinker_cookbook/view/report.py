@@ -1,0 +1,54 @@
+"""The page and the data of all runs of a folder in one HTML file."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.record.read import Record
+from tinker_cookbook.run.paths import write_atomically
+from tinker_cookbook.view import data
+from tinker_cookbook.view.page import page_html
+
+
+def write_report(folder: Path, out: Path) -> Path:
+    """Writes ``out`` and returns it; raises ``ConfigurationError`` if it cannot be written."""
+    runs = data.Runs(folder)
+    parts = [_element("runs", {}, listed := runs.list())]
+    for row in listed["runs"]:
+        name = row["name"]
+        path = runs.path_of(name)
+        parts.append(_element("run", {"name": name}, runs.run(name)))
+        problems: set[str] = set()
+        for step, splits in Record(path).steps().items():
+            for split in splits:
+                place = {"name": name, "step": step, "split": split}
+                found = data.episodes(path, step, split)
+                parts.append(_element("episodes", place, found))
+                if "episodes" in found:
+                    problems |= {one["problem"] for one in found["episodes"] if one["problem"]}
+                    parts.append(_element("group", place, data.groups(path, step, split)))
+        for key in problems:
+            parts.append(
+                _element("problem", {"name": name, "problem": key}, data.problem(path, key))
+            )
+    html, _ = page_html("".join(parts))
+    try:
+        write_atomically(out.resolve(), html.encode())
+    except OSError as error:
+        raise ConfigurationError(f"out: {out} cannot be written: {error.strerror}") from error
+    return out
+
+
+def _element(path: str, parameters: dict[str, Any], content: Any) -> str:
+    """Returns an element with the answer to a request, compressed: the page reads it on demand."""
+    packed = gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0)
+    # Base64 and the percent signs of an address have no character that ends an element.
+    address = escape(f"{path}?{urlencode(parameters)}")
+    return f'<script type="x" data-path="{address}">{base64.b64encode(packed).decode()}</script>\n'
