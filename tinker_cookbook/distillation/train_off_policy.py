@@ -169,9 +169,11 @@ class DatasetWithTeacher:
     weight: float = setting(1.0, "Share of each batch, relative to the other datasets")
 
     def check(self, model_name: str, where: str) -> None:
-        """Raises ``ConfigurationError`` for a teacher with other tokens."""
+        """Raises ``ConfigurationError`` for a teacher with other tokens or too short a context."""
+        longest = None
         if isinstance(self.dataset_builder, ChatDatasetBuilder):
             self.dataset_builder.common_config.check()
+            longest = self.dataset_builder.common_config.max_length
         teacher = self.teacher_config
         teacher.check(f"{where}.teacher_config")
         # The targets of position i must be predictions of the example's token i + 1.
@@ -182,6 +184,13 @@ class DatasetWithTeacher:
                 "teachers with other prompts"
             )
         check_same_vocabulary(model_name, teacher.base_model, f"{where}.teacher_config.base_model")
+        # The API scores a prompt only while sampling, so the context needs one more token.
+        context = model_info.resolve_max_length(teacher.base_model, None)
+        if context is not None and longest is not None and longest >= context:
+            raise ConfigurationError(
+                f"{where}: max_length is {longest}, expected less than {context}, the context of "
+                f"the teacher {teacher.base_model}: it needs one more token than the example"
+            )
 
 
 @chz.chz

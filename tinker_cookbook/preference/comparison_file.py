@@ -143,9 +143,16 @@ def _pair(
 def _checked(messages: list[Any], place: str) -> list[Message]:
     """Returns normalised messages; raises RendererError that starts with ``place``."""
     try:
-        return checked_messages(messages)
+        normal = checked_messages(messages)
     except RendererError as error:
         raise RendererError(f"{place}: {error}") from error
+    for i, message in enumerate(normal):
+        if message.get("trainable") is False and place in (*_SIDES, *_COMPLETIONS):
+            raise RendererError(
+                f"{place}: messages[{i}]: got trainable: false, but all assistant messages of an "
+                "answer are trained; expected it in the prompt"
+            )
+    return normal
 
 
 def _has_prompt(answer: list[Any]) -> bool:

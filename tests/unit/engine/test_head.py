@@ -127,6 +127,7 @@ def test_bf16_logits_are_not_rounded_to_bf16():
     assert (plain - exact).abs().max() > 0.02
     for head in (Head(FrozenWeight(weight)), Head(FrozenWeight(weight, _Plain))):
         assert (head.logits(hidden, None).double() - exact).abs().max() < 1e-3
-    low = (hidden @ pair.a.t()).double()
-    exact += low @ pair.b.double().t()
-    assert (Head(FrozenWeight(weight)).logits(hidden, pair).double() - exact).abs().max() < 2e-3
+    # CPUs with bfloat16 instructions round the adapter's inner values to bfloat16, others do not.
+    found = Head(FrozenWeight(weight)).logits(hidden, pair).double()
+    inner = (hidden @ pair.a.t()).double(), hidden.double() @ pair.a.double().t()
+    assert min((found - exact - low @ pair.b.double().t()).abs().max() for low in inner) < 2e-3

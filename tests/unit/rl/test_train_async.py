@@ -112,7 +112,7 @@ def test_max_steps_off_policy_bounds_staleness(tmp_path, stale_groups):
 
 
 @pytest.mark.parametrize("stale_groups", [None, "discard", "train"])
-def test_a_slow_group_is_discarded_or_trained_when_it_is_done(tmp_path, caplog, stale_groups):
+def test_a_slow_group_is_discarded_or_trained_when_it_is_done(tmp_path, stale_groups):
     config = async_config(tmp_path, k=1, groups=2, stale_groups=stale_groups)
     slow, release = (0, 1), asyncio.Event()
 
@@ -138,12 +138,9 @@ def test_a_slow_group_is_discarded_or_trained_when_it_is_done(tmp_path, caplog, 
     if stale_groups == "train":
         assert (len(trained_at), discarded) == (1, 0)
         assert trained_at[0] >= 3  # more than k updates after it was started
-        assert "discarded" not in caplog.text
     else:
         assert (trained_at, discarded) == ([], 1)
         assert max(ages) <= 1
-        assert "1 finished groups are discarded" in caplog.text
-        assert "max_steps_off_policy=1" in caplog.text
     trained = {place for one in found for place in places(one)}
     assert {place for place, _ in worker.started} - trained == ({slow} if discarded else set())
 

@@ -104,15 +104,9 @@ def test_max_steps_0_evaluates_the_weights_that_are_given(stories_model, tmp_pat
     assert not (tmp_path / "b" / "run" / "checkpoints.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    ("settings", "word"),
-    [
-        ({}, "there is nothing to evaluate on"),
-        ({"test": 1, "eval_every": 0, "infrequent_eval_every": 0}, "switch evaluations off"),
-    ],
-)
-def test_max_steps_0_without_an_evaluation(stories_model, tmp_path, settings, word):
-    with pytest.raises(ConfigurationError, match=word):
+@pytest.mark.parametrize("settings", [{}, {"test": 1, "eval_every": 0, "infrequent_eval_every": 0}])
+def test_max_steps_0_without_an_evaluation(stories_model, tmp_path, settings):
+    with pytest.raises(ConfigurationError, match="nothing to evaluate"):
         run(config_of(stories_model, tmp_path, max_steps=0, **settings))
 
 

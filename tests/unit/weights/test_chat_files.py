@@ -43,8 +43,8 @@ CASES = [
     ("smollm2", False, "role_colon", WRITTEN),
     ("qwen3", True, "qwen3_disable_thinking", DEFAULTS),
     ("small", False, "gemma3", WRITTEN),
-    ("deepseek_v3", True, "deepseekv3", KEPT),
-    ("deepseek_v3", True, "deepseekv3_thinking", WRITTEN),
+    ("deepseek_v3_1", True, "deepseekv3", WRITTEN),
+    ("deepseek_v3_1", True, "deepseekv3_thinking", WRITTEN),
 ]
 
 
