@@ -114,7 +114,7 @@ def run_own_loop(
             for line in check_same_settings(settings.log_path, settings, allowed, record):
                 print(line)
             check_not_passed(last, total)
-        ml_logger = ml_log.setup_logging(
+        ml_logger = ml_log.start_logging(
             settings.log_path,
             wandb_project=settings.wandb_project,
             wandb_name=settings.wandb_name,

@@ -126,6 +126,6 @@ def _write(path: Path, make_table: Callable[[], pa.Table], level: str) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise TrainingError(
-            f"{path}: the record of this step cannot be written: {error.strerror or error}; free "
-            "some space there, or switch the record off with record=off"
+            f"{path}: the record of this step cannot be written: {error.strerror or error}; "
+            "those of earlier steps are intact. Free some space there, or set record=off"
         ) from error

@@ -123,7 +123,20 @@ def get_renderer(
     ``model_name``, which is by default the tokenizer's name. ``options`` override those in the
     name. Raises ConfigurationError for an unknown name, option or value.
 
-    Names: those of :func:`register_renderer` and of :data:`BUILT_IN`.
+    Names: those of :func:`register_renderer`, role_colon for base models, template for any
+    model with a chat template, chatml, smollm2, llama3, gemma3, idefics3, smolvlm, mistral,
+    deepseekv3, deepseekv3_disable_thinking, deepseekv3_thinking, deepseekv4_1,
+    deepseekv4_1_low_reasoning, deepseekv4_1_max_reasoning, deepseekv4_1_disable_thinking,
+    deepseekv4_1_preserve_thinking, kimi_k2, kimi_k2_instruct, kimi_k25,
+    kimi_k25_disable_thinking, kimi_k26, kimi_k26_disable_thinking, kimi_k26_preserve_thinking,
+    glm4_6, glm4_6_disable_thinking, glm5_3_max_reasoning, glm5_3_high_reasoning,
+    glm5_3_low_reasoning, nemotron3, nemotron3_low_thinking, nemotron3_preserve_thinking,
+    nemotron3_disable_thinking, nemotron3_ultra, nemotron3_ultra_medium_thinking,
+    nemotron3_ultra_preserve_thinking, nemotron3_ultra_disable_thinking, gpt_oss_no_sysprompt,
+    gpt_oss_low_reasoning, gpt_oss_medium_reasoning, gpt_oss_high_reasoning, qwen2_5,
+    qwen2_5_vl, qwen3, qwen3_disable_thinking, qwen3_instruct, qwen3_vl, qwen3_vl_instruct,
+    qwen3_5, qwen3_5_disable_thinking, qwen3_5_preserve_thinking, qwen3_8_xhigh_reasoning,
+    qwen3_8_medium_reasoning, qwen3_8_low_reasoning, qwen3_8_disable_thinking, tml_v0.
     """
     base, factory, chosen = _resolve(name, options)
     # Options common to all renderers are set after the construction.

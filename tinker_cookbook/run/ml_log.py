@@ -44,6 +44,20 @@ def setup_logging(
     wandb_name: str | None = None,
     config: Any = None,
     do_configure_logging_module: bool = True,
+) -> Logger:
+    """Starts the log of a run, as :func:`start_logging` does, whose settings are described there.
+
+    Rows of an earlier run in the folder stay, and metrics are printed.
+    """
+    return start_logging(log_dir, wandb_project, wandb_name, config, do_configure_logging_module)
+
+
+def start_logging(
+    log_dir: str | os.PathLike[str],
+    wandb_project: str | None = None,
+    wandb_name: str | None = None,
+    config: Any = None,
+    do_configure_logging_module: bool = True,
     *,
     resume_step: int | None = None,
     print_metrics: bool = True,

@@ -45,7 +45,7 @@ from tinker_cookbook.run.data_record import data_record, write_data_record
 from tinker_cookbook.run.jsonl import read_rows
 from tinker_cookbook.run.lock import RunLock
 from tinker_cookbook.run.loggers import Logger, format_value
-from tinker_cookbook.run.ml_log import setup_logging
+from tinker_cookbook.run.ml_log import start_logging
 from tinker_cookbook.run.paths import LOG_FILE, METRICS_FILE, local_path
 from tinker_cookbook.run.resume import check_not_passed, newest_saved
 from tinker_cookbook.run.weights import create_training_client
@@ -99,7 +99,7 @@ async def training_session(
             allowed = config.allow_config_change
             changes = check_same_settings(config.log_path, config, allowed, record)
             check_not_passed(last, total_steps)
-        log = setup_logging(
+        log = start_logging(
             config.log_path,
             config.wandb_project,
             config.wandb_name,

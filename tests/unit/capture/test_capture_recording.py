@@ -87,7 +87,9 @@ def test_what_the_engine_samples_and_trains_is_in_the_database(service, stories_
         assert json.loads(metadata)["stop_reason"] == sequence.stop_reason
     assert json.loads(rows[0][-1])["scope"] == {"worker": "a"}
     found = [(r.get("op"), r["status"]) for r in records]
-    assert found == [("forward_backward", "ok"), ("optim_step", "ok"), (None, "error")]
+    # A call is recorded when its result arrives, in a thread of its own.
+    expected = [("forward_backward", "ok"), ("optim_step", "ok"), (None, "error")]
+    assert sorted(found, key=str) == sorted(expected, key=str)
     assert records[0]["num_data"] == 1
     assert records[0]["metrics"]["loss:sum"] > 0
     assert records[1]["hyperparams"]["learning_rate"] == 0.5

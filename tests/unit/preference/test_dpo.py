@@ -25,7 +25,7 @@ from tinker_cookbook.preference.train_dpo import (
     create_dpo_clients,
     do_update,
 )
-from tinker_cookbook.run.ml_log import setup_logging
+from tinker_cookbook.run.ml_log import start_logging
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -167,7 +167,7 @@ def test_a_loop_of_user_code_from_the_parts(service, stories_model, tmp_path, ca
         eval_every=2,
     )
     policy, reference = create_dpo_clients(config, service)
-    log = setup_logging(tmp_path, print_metrics=False)
+    log = start_logging(tmp_path, print_metrics=False)
     evaluators = [NLLEvaluator(make_pairs(1))]
     tokenizer = get_tokenizer(str(stories_model))
     for batch in range(3):

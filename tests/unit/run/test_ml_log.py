@@ -22,7 +22,7 @@ from tinker_cookbook.run.ml_log import (  # the official path
     NeptuneLogger,
     TrackioLogger,
     WandbLogger,
-    setup_logging,
+    start_logging,
 )
 
 
@@ -32,7 +32,7 @@ def rows(folder: Path) -> list[dict]:
 
 def test_a_run_leaves_its_files(tmp_path, capsys):
     config = Run(learning_rate=3e-3, dataset_builder=FileBuilder())
-    log = setup_logging(tmp_path / "run", config=config)
+    log = start_logging(tmp_path / "run", config=config)
     log.log_metrics({"test/nll": 3.0}, step=0)
     log.log_metrics({"train_mean_nll": 2.5, "progress": 0.5}, step=1)
     log.log_long_text("sample/before", "hello\n")
@@ -60,7 +60,7 @@ def test_a_run_leaves_its_files(tmp_path, capsys):
 
 
 def test_resume_cuts_later_rows_and_keeps_a_copy(tmp_path):
-    log = setup_logging(tmp_path, print_metrics=False)
+    log = start_logging(tmp_path, print_metrics=False)
     for step in range(8):
         log.log_metrics({"loss": step / 7}, step)
     log.close()
@@ -68,7 +68,7 @@ def test_resume_cuts_later_rows_and_keeps_a_copy(tmp_path):
         file.write(b'{"step": 8, "lo')
     whole = (tmp_path / "metrics.jsonl").read_bytes()
 
-    resumed = setup_logging(tmp_path, resume_step=5, print_metrics=False)
+    resumed = start_logging(tmp_path, resume_step=5, print_metrics=False)
     resumed.log_metrics({"loss": 6 / 7}, 6)
     resumed.close()
     assert rows(tmp_path) == [{"step": step, "loss": step / 7} for step in range(7)]
@@ -78,7 +78,7 @@ def test_resume_cuts_later_rows_and_keeps_a_copy(tmp_path):
 
 def test_a_run_killed_before_its_first_checkpoint_starts_its_rows_anew(tmp_path):
     for _ in range(2):
-        log = setup_logging(tmp_path, resume_step=-1, print_metrics=False)
+        log = start_logging(tmp_path, resume_step=-1, print_metrics=False)
         log.log_metrics({"test/nll": 3.0}, 0)
         log.close()
     assert rows(tmp_path) == [{"step": 0, "test/nll": 3.0}]
@@ -100,7 +100,7 @@ def test_code_diff_is_a_patch_of_the_checkout(tmp_path, monkeypatch):
     (repo / "a.py").write_text("x = 2\n")
     (repo / "new.py").write_text("")
     monkeypatch.chdir(repo)
-    setup_logging(tmp_path / "run").close()
+    start_logging(tmp_path / "run").close()
     diff = (tmp_path / "run" / "code.diff").read_text()
     mine = diff[diff.index(f"# checkout: {repo}") :]
     assert "# untracked: new.py" in mine
@@ -147,7 +147,7 @@ def test_wandb_offline_run_is_resumed_under_its_id(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     ids = []
     for resume_step, steps in ((None, range(3)), (1, range(2, 4))):
-        log = setup_logging(
+        log = start_logging(
             tmp_path, "project", "name", Small(), resume_step=resume_step, print_metrics=False
         )
         for step in steps:

@@ -234,7 +234,7 @@ BAD = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "s
         ({"logit_bias": {"100000": 1}}, "logit_bias", "100000"),
         ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
         ({"extra_body": {"min_p": 2}}, "min_p", "from 0 to 1"),
-        ({"extra_body": {"min_tokens": 400}}, "min_tokens", "at most max_tokens"),
+        ({"extra_body": {"min_tokens": 400}}, "min_tokens", "max_tokens=300 at most"),
         ({"reasoning_effort": "low"}, "renderer_name", "no option 'reasoning_effort'"),
         (
             {"extra_body": {"chat_template_kwargs": {"enable_thinkin": True}}},
