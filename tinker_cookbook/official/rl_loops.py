@@ -27,6 +27,7 @@ from tinker_cookbook.official.rl_steps import (
     save_checkpoint_and_get_sampling_client,
     training_usage,
 )
+from tinker_cookbook.record.write import RecordWriter
 from tinker_cookbook.rl.advantages import is_constant
 from tinker_cookbook.rl.config import Config
 from tinker_cookbook.rl.loop.adjuster import AdvantageAdjuster
@@ -215,6 +216,8 @@ class CallerSession:
         self.stopped = False  # the caller decides about an early stop
         self.progress = RLProgress(self.end_step, self.start_step)
         self._step = self.start_step
+        # The caller's own files are its log.
+        self.step_record = RecordWriter(self.config.log_path, "off", self.start_step)
         self._newest: SamplingClient | None = None
         # Metrics for the next row: of evaluations, and of the trackers of errors and cost.
         self._evaluated: Metrics = {}

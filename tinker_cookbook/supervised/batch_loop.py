@@ -194,7 +194,7 @@ async def train_batches(
         begins = f"after step {session.start_step}" if session.start_step else "before training"
         await answers(begins)
         if (tokenizer := tokenizer_of(config.dataset_builder)) is not None:
-            session.record.start(tokenizer)
+            session.step_record.start(tokenizer)
         loop = _Loop(config, session, schedule, objective)
         loop.sample_seconds = time.monotonic() - begun
         if report is not None:
@@ -436,7 +436,7 @@ class _Loop:
                 **{f"optim/{name}": value for name, value in (optim.metrics or {}).items()},
             }
             make_table = partial(example_table, done.batch.data, output)
-            self._session.record.write(done.step + 1, "train", make_table)
+            self._session.step_record.write(done.step + 1, "train", make_table)
             shown = float(metrics[self._objective.shown])
             await self._print_estimate(done.step + 1, seconds, done.batch.num_tokens)
         self._progress.show(done.step + 1, shown, done.batch.num_tokens)

@@ -115,7 +115,7 @@ async def training_session(
         )
         session.print(*changes)
         try:
-            with session.record:
+            with session.step_record:
                 yield session
         # BaseException, so that the command to continue is printed after Ctrl-C too.
         except BaseException as error:
@@ -139,7 +139,7 @@ class TrainingSession:
         last: CheckpointRecord | None,
         record: RecordWriter,
     ) -> None:
-        self.record = record
+        self.step_record = record
         self.config = config
         self.last = last
         self.start_step = (last.batch or 0) if last is not None else 0

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from tinker_cookbook.backends import Future, TrainingClient
 from tinker_cookbook.record.episodes import TrainedDatum
 from tinker_cookbook.rl.advantages import indices_of_varying_groups, normalized_advantages
@@ -246,7 +248,8 @@ class Update:
                 origin.member,
                 origin.turns,
                 advantages,
-                logprobs.to_numpy(),
+                # A teacher's loss has them as an array.
+                logprobs if isinstance(logprobs, np.ndarray) else logprobs.to_numpy(),
                 *numbers,
             )
             for (group, origin, *numbers), advantages, logprobs in zip(

@@ -66,7 +66,7 @@ class Reporter:
 
     def __enter__(self) -> Self:
         self._progress.__enter__()
-        self._session.record.start(self._tokenizer)
+        self._session.step_record.start(self._tokenizer)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -93,7 +93,7 @@ class Reporter:
             seed=config.seed,
             config=config.rollouts(),
         )
-        evaluator.writer, evaluator.record = self._writer, session.record
+        evaluator.writer, evaluator.record = self._writer, session.step_record
         evaluator.step = session.start_step
         self._test_set = evaluator
         session.evaluators.insert(0, self._test_set)
@@ -160,7 +160,7 @@ class Reporter:
             RecordedGroup(entry.index, entry.group, entry.tags, entry.advantages)
             for entry in entries
         ]
-        self._session.record.write(step + 1, "train", partial(turn_table, recorded, data))
+        self._session.step_record.write(step + 1, "train", partial(turn_table, recorded, data))
 
     def _measure(
         self, step: int, collected: RolloutBatch, trained: Metrics, times: Metrics
