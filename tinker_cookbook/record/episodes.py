@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook.record.schema import IMAGE, turn_schema
+from tinker_cookbook.rl.report.episode_rows import json_value
 from tinker_cookbook.rl.types import Observation, Trajectory, TrajectoryGroup
+from tinker_cookbook.run.jsonl import encode_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -185,11 +187,6 @@ def common_prefix(first: Tokens, second: Tokens) -> int:
 
 
 def json_text(value: Mapping[str, Any]) -> str | None:
-    """Returns a mapping as JSON; ``None`` for an empty one."""
-    return json.dumps(value, default=_plain, ensure_ascii=False) if value else None
-
-
-def _plain(value: Any) -> Any:
-    # Arrays and scalars of numpy and torch; what has no JSON form becomes text, never an error.
-    tolist = getattr(value, "tolist", None)
-    return tolist() if callable(tolist) else str(value)
+    """Returns a mapping as JSON, NaN and infinity as in ``metrics.jsonl``; ``None`` for an empty
+    one."""
+    return encode_row(json_value(value)).decode().rstrip() if value else None

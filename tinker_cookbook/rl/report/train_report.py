@@ -232,6 +232,8 @@ class _RecordedTestSet(RLTestSetEvaluator):
     def observe(self, index: int, group: TrajectoryGroup, tags: Sequence[str]) -> None:
         """Keeps the rows of a group, which take less memory than its episodes."""
         super().observe(index, group, tags)
+        if self.record.level == "off":
+            return
         group.sampling_client_step = self.step
         self._rows += group_rows(RecordedGroup(index, group, tags))
 
