@@ -8,6 +8,8 @@ import hashlib
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
+# One script, in this order; draw.js runs last because it starts the page.
+_SCRIPTS = ("base", "charts", "runs", "episodes", "examples", "draw")
 
 
 @functools.cache
@@ -16,7 +18,8 @@ def page_html(embedded: str = "") -> tuple[str, str]:
 
     The policy lets only this script run, so that text of an episode can never be code.
     """
-    style, script = ((_FOLDER / f"view.{kind}").read_text() for kind in ("css", "js"))
+    style = (_FOLDER / "view.css").read_text()
+    script = "\n".join((_FOLDER / f"{name}.js").read_text() for name in _SCRIPTS)
     hashes = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in (style, script)
