@@ -1,5 +1,12 @@
 // Draws the view that the address names.
 
+// The tabs of a run: label, function from runs to elements, and whether it shows several runs.
+const TABS = {
+  curves: ["Curves", curvesView, true],
+  episodes: ["Episodes", ([run]) => episodesView(run), false],
+  settings: ["Settings", settingsView, true],
+};
+
 let keys = {}, drawn = 0;
 async function redraw() {
   const number = ++drawn, page = document.getElementById("page");
@@ -11,8 +18,7 @@ async function redraw() {
     if (!name) content = await runsView();
     else {
       const runs = await Promise.all(name.split("|").map((one) => get("run", { name: one })));
-      const views = { curves: curvesView, settings: settingsView, episodes: ([run]) => episodesView(run) };
-      const shown = await (views[tab] || curvesView)(runs);
+      const shown = await (TABS[tab] || TABS.curves)[1](runs);
       const failed = runs.filter((run) => run.error || run.problem).map((run) => make("p", { class: "note" }, `${run.title}: ${run.problem || `ended by ${run.error}`}`));
       content = [head(runs.map((run) => run.title).join(", "), tab || "curves", runs), make("main", {}, failed, shown)];
       document.title = runs[0].title;

@@ -20,8 +20,8 @@ async function runsView() {
 }
 
 function head(title, tab, runs = []) {
-  const tabs = tab === null ? [] : [["curves", "Curves"], ["episodes", "Episodes"], ["settings", "Settings"]];
-  const items = tabs.filter(([name]) => runs.length === 1 || name !== "episodes").map(([name, label]) =>
+  const tabs = tab === null ? [] : Object.entries(TABS);
+  const items = tabs.filter(([, [, , several]]) => runs.length === 1 || several).map(([name, [label]]) =>
     make("a", { href: link({ run: state().run, tab: name }, {}), "aria-current": name === tab ? "page" : null }, label));
   return make("header", {}, make("h1", {}, title), ...runs.length === 1 ? [make("span", { class: `badge ${runs[0].state}` }, runs[0].state),
     make("span", { class: "quiet" }, [runs[0].recipe, runs[0].model].filter(Boolean).join(" · "))] : [], make("nav", {}, make("a", { href: "#" }, "All runs"), items));
