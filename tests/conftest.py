@@ -54,6 +54,7 @@ LEAF_TESTS = (
     "server/openai/test_openai_constraints",
     "server/openai/test_openai_responses",
     "server/test_server_bench",
+    "supervised/test_batch_replay",
     "supervised/test_data_report",
     "supervised/test_viz_sft_dataset",
     "sweep/",

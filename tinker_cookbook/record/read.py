@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from tinker_cookbook.exceptions import DataError
 from tinker_cookbook.record.episodes import Tokens
+from tinker_cookbook.record.origin import ORIGIN_KEY
 from tinker_cookbook.record.schema import FILE_NAME, FOLDER, SCHEMA_VERSION, VERSION_KEY
 from tinker_cookbook.record.write import record_file
 from tinker_cookbook.run.paths import local_path
@@ -58,6 +60,13 @@ class Record:
                 return file.read(columns)
         except (FileNotFoundError, pa.ArrowInvalid):
             return None
+
+    def origin(self, step: int, split: str = "train") -> dict[str, str]:
+        """Returns what computed a recorded step (see ``origin_of``); empty in older records."""
+        import pyarrow.parquet as pq
+
+        metadata = pq.read_schema(record_file(self.log_path, step, split)).metadata or {}
+        return json.loads(metadata.get(ORIGIN_KEY, b"{}"))
 
 
 def open_record(log_path: str | os.PathLike[str]) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tinker_cookbook.exceptions import TinkerCookbookError, TrainingError
+from tinker_cookbook.record.origin import ORIGIN_KEY
 from tinker_cookbook.record.schema import (
     FILE_NAME,
     FOLDER,
@@ -51,6 +53,8 @@ class RecordWriter:
         self, log_path: str | os.PathLike[str], level: RecordLevel = "full", resume_step: int = -1
     ) -> None:
         self.log_path, self.level = local_path(log_path), level
+        self.origin: dict[str, str] = {}
+        """Written to each file; see ``origin_of``."""
         self._pending: deque[Future[None]] = deque()
         # A single thread, so that steps are written in order.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="record")
@@ -74,7 +78,7 @@ class RecordWriter:
         if self.level == "off":
             return
         path = record_file(self.log_path, step, split)
-        self._submit(partial(_write, path, make_table, self.level))
+        self._submit(partial(_write, path, make_table, self.level, self.origin))
 
     def _submit(self, work: Callable[[], None]) -> None:
         # An error of an earlier step ends the run here.
@@ -102,14 +106,20 @@ class RecordWriter:
             self._thread.shutdown()
 
 
-def _write(path: Path, make_table: Callable[[], pa.Table], level: str) -> None:
+def _write(
+    path: Path, make_table: Callable[[], pa.Table], level: str, origin: dict[str, str]
+) -> None:
     import pyarrow as pa  # 0.2 s of CPU, and only runs that are recorded need it
     import pyarrow.parquet as pq
 
     table = make_table()
     if level == "summary":
         table = table.select([one.name for one in table.schema if not pa.types.is_list(one.type)])
-    metadata = {**(table.schema.metadata or {}), VERSION_KEY: str(SCHEMA_VERSION).encode()}
+    metadata = {
+        **(table.schema.metadata or {}),
+        VERSION_KEY: str(SCHEMA_VERSION).encode(),
+        ORIGIN_KEY: json.dumps(origin).encode(),
+    }
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(exist_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tinker_cookbook.backends import ServiceClient
 from tinker_cookbook.checkpoint_utils import CheckpointRecord, load_checkpoints_file
 from tinker_cookbook.exceptions import (
@@ -23,9 +25,26 @@ async def newest_saved(service: ServiceClient, log_path: str) -> tuple[Checkpoin
     Raises:
         CheckpointError: The backend has none of them.
     """
+    record, gone = await last_existing(service, load_checkpoints_file(log_path))
+    if record is not None:
+        return record, _cut_later(log_path, record.batch or 0, gone) if gone else []
+    raise CheckpointError(
+        f"log_path={log_path}: none of its {len(gone)} checkpoints exists any more; the last one: "
+        f"{next(iter(gone.values()))} Start over with behavior_if_log_dir_exists=delete, or give "
+        "another log_path=…"
+    )
+
+
+async def last_existing(
+    service: ServiceClient, listed: Sequence[CheckpointRecord]
+) -> tuple[CheckpointRecord | None, dict[str, Exception]]:
+    """Returns the last listed checkpoint that the backend still has, and why later paths are gone.
+
+    ``None`` if it has none of them.
+    """
     import tinker
 
-    rest, listed = service.create_rest_client(), load_checkpoints_file(log_path)
+    rest = service.create_rest_client()
     gone: dict[str, Exception] = {}
     for record in reversed(listed):
         path = record.state_path
@@ -37,12 +56,8 @@ async def newest_saved(service: ServiceClient, log_path: str) -> tuple[Checkpoin
         except (CheckpointNotFoundError, tinker.NotFoundError) as error:
             gone[path] = error
         else:
-            return record, _cut_later(log_path, record.batch or 0, gone) if gone else []
-    raise CheckpointError(
-        f"log_path={log_path}: none of its {len(gone)} checkpoints exists any more; the last one: "
-        f"{next(iter(gone.values()))} Start over with behavior_if_log_dir_exists=delete, or give "
-        "another log_path=…"
-    )
+            return record, gone
+    return None, gone
 
 
 def check_not_passed(last: CheckpointRecord, total_steps: int) -> None:

@@ -11,9 +11,11 @@ import pytest
 from homes import new_home
 from train_runs import run, without_times
 
-from tinker_cookbook import fork, replay
+from tinker_cookbook import fork
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.record.read import open_record
+from tinker_cookbook.replay.command import ReplaySettings, compare
+from tinker_cookbook.replay.compared import Result
 from tinker_cookbook.run.config import load_config
 
 
@@ -22,9 +24,9 @@ def _home_of_the_run(recorded, monkeypatch):
     monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(recorded[0].parent / "home"))
 
 
-def replayed(folder, **settings) -> list[replay.Compared]:
+def replayed(folder, **settings) -> Result:
     """What a replay compares."""
-    return asyncio.run(replay.compare(replay.ReplaySettings(run=str(folder), **settings)))
+    return asyncio.run(compare(ReplaySettings(run=str(folder), **settings)))
 
 
 @pytest.mark.parametrize(
@@ -39,9 +41,9 @@ def replayed(folder, **settings) -> list[replay.Compared]:
     ids=str,
 )
 def test_a_replay_is_identical(recorded, settings):
-    compared = replayed(recorded[0], **settings)
-    assert len(compared) >= 4
-    assert [one.first_different for one in compared] == [None] * len(compared)
+    result = replayed(recorded[0], **settings)
+    assert len(result.compared) >= 4
+    assert result.identical, list(result.lines())
 
 
 def test_a_replay_names_the_first_different_token(recorded, tmp_path):
@@ -56,7 +58,7 @@ def test_a_replay_names_the_first_different_token(recorded, tmp_path):
     )
     try:
         pq.write_table(wrong, path)
-        lines = list(replay.summary(replayed(folder, step=3)))
+        lines = list(replayed(folder, step=3).lines())
     finally:
         path.write_bytes(original)
     assert lines[0].endswith("turns are identical")
