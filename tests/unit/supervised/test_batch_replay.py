@@ -95,8 +95,8 @@ def test_an_update_is_repeated(recorded):
         replayed(folder, 5 if kind == "dpo" else 3)
 
 
-def test_weights_that_expired_are_trained_again(recorded, monkeypatch):
-    kind, folder = recorded
+def test_weights_that_expired_are_trained_again(recorded):
+    folder = recorded[1]
     checkpoints = folder / "checkpoints.jsonl"
     text = checkpoints.read_text()
     first = json.loads(text.splitlines()[0])
