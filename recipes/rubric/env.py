@@ -87,7 +87,7 @@ class RubricGradedEnv(Env):
     ) -> None:
         self.renderer, self.datapoint, self.debug = renderer, datapoint, debug
         self.convo, self.rubric_items = datapoint.convo, datapoint.rubric_items
-        self.messages = datapoint.convo  # for teachers
+        self.messages = list(datapoint.convo)  # for teachers and the record
         self.grader_llm, self.format_coef = grader_llm, format_coef
         self._judge = grader_llm if isinstance(grader_llm, Judge) else TextJudge(grader_llm)
 
@@ -104,6 +104,7 @@ class RubricGradedEnv(Env):
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Has the answer graded and ends the episode."""
         message, ending = await asyncio.to_thread(self.renderer.parse_response, action)
+        self.messages.append(message)
         # The judge reads only the text: thinking and tool calls are not part of the answer.
         answer = Message(role="assistant", content=get_text_content(message))
         found = await grade(self._judge, [*self.convo, answer], self.rubric_items)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tinker_cookbook.record.images import ImageFiles
 from tinker_cookbook.record.schema import IMAGE, turn_schema
 from tinker_cookbook.rl.report.episode_rows import json_value
 from tinker_cookbook.rl.types import Observation, Trajectory, TrajectoryGroup
@@ -51,12 +52,14 @@ class RecordedGroup:
     advantages_G: Sequence[float] | None = None
 
 
-def turn_table(groups: Sequence[RecordedGroup], data: Sequence[TrainedDatum] = ()) -> pa.Table:
+def turn_table(
+    groups: Sequence[RecordedGroup], data: Sequence[TrainedDatum], images: ImageFiles
+) -> pa.Table:
     """Returns a row for each turn of the groups, and one without a turn for an empty episode.
 
-    ``data`` are those of the update, in the order of submission.
+    ``data`` are those of the update, in the order of submission. Images are added to ``images``.
     """
-    rows = [row for group in groups for row in group_rows(group)]
+    rows = [row for group in groups for row in group_rows(group, images)]
     places = {
         (datum.group, datum.member, turn): (number, start)
         for number, datum in enumerate(data)
@@ -101,7 +104,7 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
     )
 
 
-def group_rows(recorded: RecordedGroup) -> list[dict[str, Any]]:
+def group_rows(recorded: RecordedGroup, images: ImageFiles) -> list[dict[str, Any]]:
     """Returns a row for each turn of a group, as a mapping of column names."""
     group, rows = recorded.group, []
     rewards_G, tags = group.get_total_rewards(), json.dumps(list(recorded.tags))
@@ -116,9 +119,11 @@ def group_rows(recorded: RecordedGroup) -> list[dict[str, Any]]:
             "episode_stop_reason": str(trajectory.stop_reason or "completed"),
             "episode_metrics": json_text(group.metrics_G[member]),
             "episode_logs": json_text(trajectory.logs),
+            "episode_messages": trajectory.messages or None,
+            "episode_tool_calls": trajectory.tool_calls or None,
             "tags": tags,
         }
-        turns = _turn_rows(trajectory) or [{}]
+        turns = _turn_rows(trajectory, images) or [{}]
         # Episodes with equal first prompts have the same problem, also in other steps.
         first = turns[0].get("prompt")
         if first is not None:
@@ -127,10 +132,10 @@ def group_rows(recorded: RecordedGroup) -> list[dict[str, Any]]:
     return rows
 
 
-def _turn_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
+def _turn_rows(trajectory: Trajectory, files: ImageFiles) -> list[dict[str, Any]]:
     rows, before = [], np.empty(0, np.int32)
     for number, transition in enumerate(trajectory.transitions):
-        prompt, images = tokens_of(transition.ob)
+        prompt, images = tokens_of(transition.ob, files)
         kept = common_prefix(before, prompt)
         answer = np.asarray(transition.ac.tokens, np.int32)
         logprobs = transition.ac.maybe_logprobs
@@ -155,7 +160,7 @@ def _turn_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
     return rows
 
 
-def tokens_of(observation: Observation) -> tuple[Tokens, list[dict[str, Any]]]:
+def tokens_of(observation: Observation, files: ImageFiles) -> tuple[Tokens, list[dict[str, Any]]]:
     """Returns the tokens [T] of a prompt, ``IMAGE`` at those of images, and the images."""
     parts: list[Tokens] = []
     images: list[dict[str, Any]] = []
@@ -163,15 +168,7 @@ def tokens_of(observation: Observation) -> tuple[Tokens, list[dict[str, Any]]]:
     for chunk in observation.chunks:
         tokens = getattr(chunk, "tokens", None)
         if tokens is None:
-            source = getattr(chunk, "data", None) or str(getattr(chunk, "location", ""))
-            content = source.encode() if isinstance(source, str) else bytes(source)
-            images.append(
-                {
-                    "offset": offset,
-                    "length": chunk.length,
-                    "sha256": hashlib.sha256(content).hexdigest(),
-                }
-            )
+            images.append(files.add(chunk, offset))
             parts.append(np.full(chunk.length, IMAGE, np.int32))
         else:
             parts.append(np.asarray(tokens, np.int32))

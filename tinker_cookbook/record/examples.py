@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tinker_cookbook.record.episodes import table_of, tokens_of
+from tinker_cookbook.record.images import ImageFiles
 from tinker_cookbook.record.schema import example_schema
 from tinker_cookbook.utils.imports import tinker
 
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def example_table(
-    data: Sequence[tinker.Datum], output: tinker.ForwardBackwardOutput | None
+    data: Sequence[tinker.Datum], output: tinker.ForwardBackwardOutput | None, images: ImageFiles
 ) -> pa.Table:
     """Returns a row for each datum of a batch, with the results of its pass."""
     outputs: Sequence[Any] = output.loss_fn_outputs if output is not None else ()
     rows = []
     for number, datum in enumerate(data):
-        tokens, images = tokens_of(datum.model_input)
-        row: dict[str, Any] = {"datum": number, "tokens": tokens, "images": images}
+        tokens, found = tokens_of(datum.model_input, images)
+        row: dict[str, Any] = {"datum": number, "tokens": tokens, "images": found}
         targets = datum.loss_fn_inputs.get("target_tokens")
         if targets is not None:
             # [T], or [T, K] if each position has K weighted targets.

@@ -12,9 +12,9 @@ import numpy as np
 
 from tinker_cookbook.exceptions import DataError
 from tinker_cookbook.record.episodes import Tokens
+from tinker_cookbook.record.files import record_file
 from tinker_cookbook.record.origin import ORIGIN_KEY
 from tinker_cookbook.record.schema import FILE_NAME, FOLDER, SCHEMA_VERSION, VERSION_KEY
-from tinker_cookbook.record.write import record_file
 from tinker_cookbook.run.paths import local_path
 
 if TYPE_CHECKING:

@@ -71,6 +71,7 @@ def turn_schema() -> pa.Schema:
             ("episode_metrics", text),
             ("episode_logs", text),
             ("episode_messages", text),
+            ("episode_tool_calls", text),
             ("tags", text),
             ("problem", text),
         ]
@@ -81,7 +82,14 @@ def _images() -> pa.DataType:
     import pyarrow as pa
 
     return pa.list_(
-        pa.struct([("offset", pa.int32()), ("length", pa.int32()), ("sha256", pa.string())])
+        pa.struct(
+            [
+                ("offset", pa.int32()),
+                ("length", pa.int32()),
+                ("sha256", pa.string()),
+                ("format", pa.string()),
+            ]
+        )
     )
 
 

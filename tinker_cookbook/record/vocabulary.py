@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinker_cookbook.record.files import write_file
 from tinker_cookbook.record.schema import FOLDER
 
 if TYPE_CHECKING:
@@ -34,10 +34,9 @@ def write_vocabulary(log_path: Path, tokenizer: PreTrainedTokenizerBase) -> None
     table: pa.Table = pa.table(
         {"token": pa.array(ids, pa.int32()), "bytes": texts, "special": [i in special for i in ids]}
     )
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{_FILE}.tmp")
-    pq.write_table(table, temporary, compression="zstd")
-    os.replace(temporary, path)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    write_file(path, memoryview(sink.getvalue()))
 
 
 def _bytes_of(names: list[Any], special: Iterable[bool]) -> list[bytes]:

@@ -178,6 +178,10 @@ class Trajectory:
     metrics: Metrics = field(default_factory=dict)
     """Metrics of the whole episode; ``do_group_rollout`` adds them to ``metrics_G``."""
     logs: Logs = field(default_factory=dict)
+    messages: str = field(default="", compare=False, repr=False)
+    """JSON list of the messages, if the environment has them (``Env.messages``)."""
+    tool_calls: str = field(default="", compare=False, repr=False)
+    """JSON list of the tool calls with their results; see ``ToolEpisode.rows``."""
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     """Time spent on ``sampling``, in the environment (``env``) and on ``grading``."""
 

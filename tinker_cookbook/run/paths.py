@@ -72,8 +72,10 @@ def ensure_writable_dir(value: str | os.PathLike[str], field: str = "log_path") 
     return path
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file so that a crash leaves the old content or the new, never a part.
+def write_atomically(path: Path, content: bytes | memoryview, durable: bool = True) -> None:
+    """Writes bytes so that a crash leaves the old content or the new, never a part.
+
+    After a power cut a file that is not ``durable`` may be empty.
 
     Raises:
         OSError: The folder cannot be written; the old file is intact.
@@ -84,8 +86,10 @@ def write_atomically(path: Path, content: bytes) -> None:
         with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
-            # On the disk before the rename: after a power cut the new name could have no content.
-            os.fsync(file.fileno())
+            if durable:
+                # On the disk before the rename: after a power cut the new name could have no
+                # content.
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -435,8 +435,9 @@ class _Loop:
                 "time/tokens_per_second": done.batch.num_tokens / max(seconds, 1e-9),
                 **{f"optim/{name}": value for name, value in (optim.metrics or {}).items()},
             }
-            make_table = partial(example_table, done.batch.data, output)
-            self._session.step_record.write(done.step + 1, "train", make_table)
+            record = self._session.step_record
+            make_table = partial(example_table, done.batch.data, output, record.images)
+            record.write(done.step + 1, "train", make_table)
             shown = float(metrics[self._objective.shown])
             await self._print_estimate(done.step + 1, seconds, done.batch.num_tokens)
         self._progress.show(done.step + 1, shown, done.batch.num_tokens)

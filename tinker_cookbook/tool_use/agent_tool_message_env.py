@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 
@@ -137,6 +137,10 @@ class AgentToolMessageEnv(MessageEnv):
         if not self.history:
             self.history = list(self.initial_messages)
         return self.history
+
+    def called_tools(self) -> Sequence[Mapping[str, Any]]:
+        """Returns the calls of the episode."""
+        return self.episode.rows()
 
     async def observe_truncated_response(self, message: Message) -> list[Message]:
         """Adds an answer that was truncated; its calls do not run."""

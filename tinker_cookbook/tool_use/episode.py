@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tinker_cookbook.renderers import ToolCall, format_content_as_string
+from tinker_cookbook.rl.rollouts.conversation import plain_messages
 from tinker_cookbook.rl.types import Metrics
 from tinker_cookbook.tool_use.results import ERROR_TYPES
 from tinker_cookbook.tool_use.types import Tool, ToolResult
@@ -22,6 +23,8 @@ class ToolCallRecord:
     arguments: dict[str, Any] | None
     """``None`` if the text is not a JSON object."""
     result: ToolResult
+    arguments_text: str = ""
+    """The arguments as the model wrote them."""
 
     @property
     def text(self) -> str:
@@ -49,7 +52,28 @@ class ToolEpisode:
         except (ValueError, RecursionError):
             arguments = None
         valid = arguments if isinstance(arguments, dict) else None
-        self.calls.append(ToolCallRecord(call.function.name, valid, result))
+        self.calls.append(
+            ToolCallRecord(call.function.name, valid, result, call.function.arguments)
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns the calls as JSON objects, from which their results can be made again.
+
+        Keys: ``name``, ``arguments`` (as the model wrote them), ``error`` (its type or null), and
+        ``messages``, ``should_stop``, ``metrics`` and ``metadata`` of the ``ToolResult``.
+        """
+        return [
+            {
+                "name": call.name,
+                "arguments": call.arguments_text,
+                "error": call.error_type,
+                "messages": plain_messages(call.result.messages),
+                "should_stop": call.result.should_stop,
+                "metrics": call.result.metrics,
+                "metadata": call.result.metadata,
+            }
+            for call in self.calls
+        ]
 
     def metrics(self) -> Metrics:
         """Returns the metrics of the episode, which the loop averages over episodes.

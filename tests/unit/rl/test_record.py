@@ -5,11 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import tinker
 from animal_stories import story_config
 from train_runs import run
 
+from tinker_cookbook.exceptions import TrainingError
+from tinker_cookbook.record.episodes import turn_table
+from tinker_cookbook.record.examples import example_table
+from tinker_cookbook.record.images import ImageFiles, image_file
 from tinker_cookbook.record.read import open_record, whole_prompts
+from tinker_cookbook.record.schema import IMAGE
 from tinker_cookbook.record.vocabulary import token_texts
+from tinker_cookbook.record.write import RecordWriter
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 
@@ -48,6 +55,29 @@ def test_the_record_has_what_was_sampled_and_trained(recorded, stories_model):
         for turn in members:
             expected = turn["episode_reward"] - mean
             assert turn["advantages"] == pytest.approx([expected] * len(turn["answer"]), abs=1e-6)
+
+
+def test_an_image_is_stored_once(tmp_path):
+    chunk = tinker.types.ImageChunk(data=b"pixels", format="png", expected_tokens=3)
+    prompt = tinker.ModelInput(chunks=[tinker.EncodedTextChunk(tokens=[1, 2]), chunk])
+    datum = tinker.Datum(model_input=prompt, loss_fn_inputs={})
+    files = ImageFiles(tmp_path)
+    first, second = example_table([datum, datum], None, files).to_pylist()
+    assert first["tokens"] == [1, 2, IMAGE, IMAGE, IMAGE]
+    assert first["images"] == second["images"]
+    path = image_file(tmp_path, first["images"][0])
+    assert path is not None
+    assert path.read_bytes() == b"pixels"
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    (image,) = example_table([datum], None, ImageFiles()).to_pylist()[0]["images"]
+    assert image_file(tmp_path, image) is None
+
+
+def test_a_record_that_cannot_be_written_ends_the_run(tmp_path):
+    (tmp_path / "record").write_text("a file, not a folder")
+    error = pytest.raises(TrainingError, match=r"cannot be written.*set record=off")
+    with error, RecordWriter(tmp_path) as writer:
+        writer.write(1, "train", lambda: turn_table([], [], writer.images))
 
 
 def test_texts_of_tokens_need_no_tokenizer(recorded, stories_model):

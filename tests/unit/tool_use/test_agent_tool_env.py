@@ -11,6 +11,8 @@ from PIL import Image
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, SandboxError
+from tinker_cookbook.record.episodes import RecordedGroup, turn_table
+from tinker_cookbook.record.images import ImageFiles
 from tinker_cookbook.renderers import ToolCall, UnparsedToolCall, get_renderer
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts.episode import run_rollout
@@ -21,6 +23,7 @@ from tinker_cookbook.rl.rollouts.limits import (
     RolloutLimits,
     TerminationRewardPolicy,
 )
+from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.tool_use import (
     AgentToolMessageEnv,
@@ -278,6 +281,23 @@ def test_an_episode_is_one_datum_and_has_the_metrics_of_its_tools(renderer, by_l
     (datum,) = trajectory_to_data(trajectory, 1.0)
     trained = sum(len(t.ac.tokens) for t in trajectory.transitions)
     assert float(datum.loss_fn_inputs["mask"].to_numpy().sum()) == trained
+
+
+def test_the_record_has_the_messages_and_the_tool_calls(renderer):
+    trajectory = rollout(renderer, ADD, ADD.replace("add", "down"), "4", on_unavailable="report")
+    group = RecordedGroup(0, TrajectoryGroup([trajectory], [0.0], [{}]))
+    rows = turn_table([group], [], ImageFiles()).to_pylist()
+    assert len({row["episode_messages"] for row in rows}) == 1
+    messages = json.loads(rows[0]["episode_messages"])
+    roles = ["system", "user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in messages] == roles
+    assert messages[2]["tool_calls"][0]["function"]["name"] == "add"
+    calls = json.loads(rows[0]["episode_tool_calls"])
+    assert [(call["name"], json.loads(call["arguments"]), call["error"]) for call in calls] == [
+        ("add", {"n": 2}, None),
+        ("down", {"n": 2}, "validation_failed"),
+    ]
+    assert (calls[0]["messages"][0]["content"], calls[0]["metrics"]) == ("2", {"n": 2})
 
 
 @tool

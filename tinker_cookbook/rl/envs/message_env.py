@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import chz
 
@@ -88,6 +89,10 @@ class MessageEnv(ABC):
         ``next_messages`` contains them. By default the wrapper stores them.
         """
         return None
+
+    def called_tools(self) -> Sequence[Mapping[str, Any]]:
+        """Returns the tool calls so far with their results, for the record of the run."""
+        return ()
 
     async def grade(
         self, messages: list[Message], stop_reason: StopReason | str
@@ -184,6 +189,10 @@ class EnvFromMessageEnv(Env):
     def messages(self) -> list[Message]:
         """The conversation in the policy's prompt."""
         return self._history.seen
+
+    def called_tools(self) -> Sequence[Mapping[str, Any]]:
+        """Returns the tool calls of the message environment."""
+        return self.message_env.called_tools()
 
     def begin_rollout(self, config: RolloutConfig) -> None:
         """Stores the rollout's settings for malformed answers, tool calls and grading."""

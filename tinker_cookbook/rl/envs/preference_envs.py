@@ -119,6 +119,11 @@ class PreferenceEnv(Env):
         self.policy_renderer = policy_renderer
 
     @property
+    def messages(self) -> list[Message]:
+        """The conversation before the answer."""
+        return self.convo_prefix
+
+    @property
     def stop_condition(self) -> StopCondition:
         """Stop sequences of the renderer."""
         return self.policy_renderer.get_stop_sequences()

@@ -59,6 +59,7 @@ class ProblemEnv(Env):
         self.format_coef = format_coef
         self.require_stop_sequence_for_format = require_stop_sequence_for_format
         self._grader_timeout: float | None = None
+        self._answered: list[Message] = []
 
     @abstractmethod
     def get_question(self) -> Content:
@@ -82,7 +83,9 @@ class ProblemEnv(Env):
 
     @property
     def messages(self) -> list[Message]:
-        """The prompt's messages: the prefix and the question."""
+        """The prefix and the question; after ``step`` also the answer."""
+        if self._answered:
+            return self._answered
         return [*self.convo_prefix, Message(role="user", content=self.get_question())]
 
     @property
@@ -122,6 +125,7 @@ class ProblemEnv(Env):
         message, ending = self.renderer.parse_response(action)
         text = get_text_content(message)
         question = Message(role="user", content=self.get_question())
+        self._answered = [*self.convo_prefix, question, message]
         logs: Logs = {"question": get_text_content(question), "answer": text}
         if reference := self.get_reference_answer():
             logs["reference"] = reference

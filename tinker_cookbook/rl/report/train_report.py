@@ -160,7 +160,8 @@ class Reporter:
             RecordedGroup(entry.index, entry.group, entry.tags, entry.advantages)
             for entry in entries
         ]
-        self._session.step_record.write(step + 1, "train", partial(turn_table, recorded, data))
+        record = self._session.step_record
+        record.write(step + 1, "train", partial(turn_table, recorded, data, record.images))
 
     def _measure(
         self, step: int, collected: RolloutBatch, trained: Metrics, times: Metrics
@@ -235,7 +236,7 @@ class _RecordedTestSet(RLTestSetEvaluator):
         if self.record.level == "off":
             return
         group.sampling_client_step = self.step
-        self._rows += group_rows(RecordedGroup(index, group, tags))
+        self._rows += group_rows(RecordedGroup(index, group, tags), self.record.images)
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
         """Returns the metrics of the client's weights."""

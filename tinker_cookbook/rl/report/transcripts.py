@@ -8,18 +8,18 @@ evaluation writes ``eval_LABEL.…`` to the same folder. Each file is complete o
 
 from __future__ import annotations
 
-import logging
 import os
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.exceptions import TinkerCookbookError, TrainingError
+from tinker_cookbook.exceptions import TrainingError
 from tinker_cookbook.rl.report.episode_rows import episode_row, json_value
 from tinker_cookbook.rl.report.transcript_html import transcript_page
 from tinker_cookbook.rl.report.transcript_text import LoggedGroup, TokenText, plain, plural
+from tinker_cookbook.run.background import BackgroundWriter
 from tinker_cookbook.run.jsonl import encode_row
 from tinker_cookbook.run.paths import local_path, write_atomically
 from tinker_cookbook.utils.logtree import (
@@ -31,11 +31,6 @@ from tinker_cookbook.utils.logtree import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-logger = logging.getLogger(__name__)
-
-# At most this many steps wait, so that their episodes do not fill the memory.
-_MAX_PENDING = 2
 
 
 @contextmanager
@@ -56,7 +51,7 @@ def iteration_dir(log_path: str | os.PathLike[str], iteration: int) -> str:
     return os.fspath(local_path(log_path) / f"iteration_{iteration:06d}")
 
 
-class TranscriptWriter:
+class TranscriptWriter(BackgroundWriter):
     """Writes the transcripts of a run in a thread, one step after the other.
 
     ``num_groups_to_log`` groups are shown in full by the HTML; 0 writes no HTML. Without a
@@ -70,13 +65,11 @@ class TranscriptWriter:
         json_export: bool = True,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
+        super().__init__("transcripts")
         self.log_path = local_path(log_path)
         self.num_groups_to_log = num_groups_to_log
         self.json_export = json_export
         self.tokenizer = tokenizer
-        self._pending: deque[Future[None]] = deque()
-        # A single thread, so that steps are written in order.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="transcripts")
 
     def write(self, iteration: int, split: str, entries: Sequence[LoggedGroup]) -> Future[None]:
         """Queues a step's transcripts; it blocks only while two earlier steps are queued.
@@ -85,36 +78,7 @@ class TranscriptWriter:
         ``"train"`` or ``"eval_LABEL"``. Raises ``TrainingError`` if an earlier step's transcripts
         could not be written.
         """
-        # An error of an earlier step ends the run here.
-        while self._pending and (self._pending[0].done() or len(self._pending) >= _MAX_PENDING):
-            self._pending.popleft().result()
-        future = self._thread.submit(self._write, iteration, split, entries)
-        self._pending.append(future)
-        return future
-
-    def flush(self) -> None:
-        """Waits until everything is written; raises ``TrainingError`` if something could not be."""
-        while self._pending:
-            self._pending.popleft().result()
-
-    def close(self) -> None:
-        """Waits until everything is written and ends the thread."""
-        try:
-            self.flush()
-        finally:
-            self._thread.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            self.close()
-        except TinkerCookbookError as second:
-            if error is None:
-                raise
-            # The caller must see the error of the block.
-            logger.warning("while handling %r: %s", error, second)
+        return self.submit(partial(self._write, iteration, split, entries))
 
     def _write(self, iteration: int, split: str, entries: Sequence[LoggedGroup]) -> None:
         # Tokens are decoded here, in the writer's thread, so that training does not wait.

@@ -17,6 +17,7 @@ from tinker_cookbook.completers import (
 )
 from tinker_cookbook.exceptions import BackendError, CheckpointError, DataValidationError
 from tinker_cookbook.rl.rollouts.async_utils import bounded
+from tinker_cookbook.rl.rollouts.conversation import conversation_of
 from tinker_cookbook.rl.rollouts.errors import (
     RolloutTimeoutError,
     SamplerFailedError,
@@ -403,6 +404,7 @@ class Episode:
                 self._turns[-1].metrics[f"{STOP_METRIC_PREFIX}{reason}"] = 1.0
         if self._config.limits.max_turn_tokens is not None:
             self._metrics[TRUNCATION_METRIC_KEY] = self._truncations
+        messages, tool_calls = conversation_of(self.env)
         trajectory = Trajectory(
             self._turns,
             ob,
@@ -410,6 +412,8 @@ class Episode:
             reward_without_turn=reward,
             metrics=self._metrics,
             logs={} if self._overflow is None else dict(self._overflow.logs),
+            messages=messages,
+            tool_calls=tool_calls,
             seconds=self._seconds,
         )
         # Last, before cleanup closes what the environment holds, such as a sandbox.

@@ -1,0 +1,46 @@
+"""Messages and tool calls of an episode as JSON texts, for the record of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tinker_cookbook.rl.report.episode_rows import json_value
+from tinker_cookbook.run.jsonl import encode_row
+
+
+def conversation_of(env: Any) -> tuple[str, str]:
+    """Returns the messages and the tool calls of an environment; "" for one that has none."""
+    # Environments of user code need not derive from Env.
+    messages = getattr(env, "messages", None)
+    if not isinstance(messages, list | tuple):
+        messages = ()
+    calls = getattr(env, "called_tools", None)
+    return _list_text(map(_plain_message, messages)), _list_text(calls() if calls else ())
+
+
+def plain_messages(messages: Iterable[Any]) -> list[dict[str, Any]]:
+    """Returns messages as JSON values; an image or a sound keeps only its type."""
+    return [_plain_message(message) for message in messages]
+
+
+def _plain_message(message: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = dict(message)
+    if isinstance(content := plain.get("content"), list | tuple):
+        # The record has the images of the prompts by their digests, in the same order.
+        plain["content"] = [
+            part if part.get("type") in ("text", "thinking") else {"type": part.get("type")}
+            for part in content
+        ]
+    for name in ("tool_calls", "unparsed_tool_calls"):
+        if name in plain:
+            plain[name] = [
+                call if isinstance(call, Mapping) else call.model_dump(exclude_none=True)
+                for call in plain[name]
+            ]
+    return plain
+
+
+def _list_text(items: Iterable[Mapping[str, Any]]) -> str:
+    texts = [encode_row(json_value(item)).decode().rstrip() for item in items]
+    return f"[{','.join(texts)}]" if texts else ""
