@@ -53,13 +53,16 @@ class RecordedGroup:
 
 
 def turn_table(
-    groups: Sequence[RecordedGroup], data: Sequence[TrainedDatum], images: ImageFiles
+    groups: Sequence[RecordedGroup],
+    data: Sequence[TrainedDatum] = (),
+    images: ImageFiles | None = None,
 ) -> pa.Table:
     """Returns a row for each turn of the groups, and one without a turn for an empty episode.
 
-    ``data`` are those of the update, in the order of submission. Images are added to ``images``.
+    ``data`` are those of the update, in the order of submission. ``images`` stores the images.
     """
-    rows = [row for group in groups for row in group_rows(group, images)]
+    files = images or ImageFiles()
+    rows = [row for group in groups for row in group_rows(group, files)]
     places = {
         (datum.group, datum.member, turn): (number, start)
         for number, datum in enumerate(data)

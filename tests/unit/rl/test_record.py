@@ -77,7 +77,7 @@ def test_a_record_that_cannot_be_written_ends_the_run(tmp_path):
     (tmp_path / "record").write_text("a file, not a folder")
     error = pytest.raises(TrainingError, match=r"cannot be written.*set record=off")
     with error, RecordWriter(tmp_path) as writer:
-        writer.write(1, "train", lambda: turn_table([], [], writer.images))
+        writer.write(1, "train", lambda: turn_table([]))
 
 
 def test_texts_of_tokens_need_no_tokenizer(recorded, stories_model):

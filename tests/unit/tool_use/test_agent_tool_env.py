@@ -12,7 +12,6 @@ from PIL import Image
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, SandboxError
 from tinker_cookbook.record.episodes import RecordedGroup, turn_table
-from tinker_cookbook.record.images import ImageFiles
 from tinker_cookbook.renderers import ToolCall, UnparsedToolCall, get_renderer
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts.episode import run_rollout
@@ -286,7 +285,7 @@ def test_an_episode_is_one_datum_and_has_the_metrics_of_its_tools(renderer, by_l
 def test_the_record_has_the_messages_and_the_tool_calls(renderer):
     trajectory = rollout(renderer, ADD, ADD.replace("add", "down"), "4", on_unavailable="report")
     group = RecordedGroup(0, TrajectoryGroup([trajectory], [0.0], [{}]))
-    rows = turn_table([group], [], ImageFiles()).to_pylist()
+    rows = turn_table([group]).to_pylist()
     assert len({row["episode_messages"] for row in rows}) == 1
     messages = json.loads(rows[0]["episode_messages"])
     roles = ["system", "user", "assistant", "tool", "assistant", "tool", "assistant"]
