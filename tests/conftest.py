@@ -47,6 +47,7 @@ LEAF_TESTS = (
     "preference/test_dpo_bench",
     "renderers/test_renderer_bench",
     "renderers/test_show",
+    "rl/test_fork",
     "rl/test_replay",
     "rl/test_rl_bench",
     "sandbox/",

@@ -1,6 +1,7 @@
 """Starts a new run from a checkpoint of another one, with other settings.
 
     python -m tinker_cookbook.fork LOG_PATH step=20 log_path=NEW_PATH learning_rate=1e-4
+    python -m tinker_cookbook.fork LOG_PATH step=20 log_path=NEW_PATH from=batch loss_fn=ppo
 
 The new folder has the settings, the metrics and the record of the run up to the step, and continues
 from there; the run itself is not changed. Without other settings the new run repeats the rest of
@@ -9,24 +10,27 @@ the old one, on a CPU bit for bit.
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import chz
 
-from tinker_cookbook.checkpoint_utils import load_checkpoints_file
+from tinker_cookbook.backends.connect import connect_with
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.record.read import Record
 from tinker_cookbook.record.schema import FILE_NAME, FOLDER
 from tinker_cookbook.run.config import TYPE_KEY
 from tinker_cookbook.run.jsonl import trim_rows
-from tinker_cookbook.run.paths import CHECKPOINTS_FILE, LOCK_FILE, METRICS_FILE, local_path
-from tinker_cookbook.run.scan import is_run_folder, read_run_folder
+from tinker_cookbook.run.paths import CHECKPOINTS_FILE, METRICS_FILE, local_path
+from tinker_cookbook.run.scan import RunFolder, is_run_folder, read_run_folder
 from tinker_cookbook.utils.command_line.arguments import parse_arguments
 from tinker_cookbook.utils.command_line.config_file import program_of
-from tinker_cookbook.utils.command_line.entrypoint import run_program
+from tinker_cookbook.utils.command_line.entrypoint import config_class_of, run_program
 from tinker_cookbook.utils.command_line.help import help_text
 from tinker_cookbook.utils.command_line.programs import print_whole
 from tinker_cookbook.utils.command_line.subcommands import with_keys
@@ -37,43 +41,104 @@ class ForkSettings:
     """Settings of a fork."""
 
     run: str = chz.field(doc="Log folder of the run to start from")
-    step: int | None = chz.field(default=None, doc="Step of a checkpoint; default: the last one")
-    log_path: str = chz.field(doc="Folder of the new run; it may not exist")
+    step: int | None = chz.field(
+        default=None, doc="Step of a checkpoint, 0: before training; default: the last checkpoint"
+    )
+    log_path: str = chz.field(doc="Folder of the new run, new or empty")
+    from_: Literal["batch"] | None = chz.field(
+        default=None,
+        doc="from=batch: train on the recorded episodes of the later steps, without sampling",
+    )
 
 
-def make_fork(settings: ForkSettings) -> list[str]:
+def make_fork(settings: ForkSettings, changes: Sequence[str] = ()) -> list[str]:
     """Makes the folder of the new run; returns the arguments of Python that continue it.
 
+    ``changes`` are settings of the new run, as words of its command line.
+
     Raises:
-        ConfigurationError: There is no such run or checkpoint, or the folder exists.
+        ConfigurationError: There is no such run or step, the folder has files, or a change is
+            not a setting of the run.
+        CheckpointError: The checkpoint does not exist any more.
     """
     source, target = local_path(settings.run, "run"), local_path(settings.log_path)
     if not is_run_folder(source):
         raise ConfigurationError(f"run: got {settings.run!r}, expected the log folder of a run")
-    if target.exists():
-        raise ConfigurationError(f"log_path: {target} exists; expected a new folder")
-    checkpoints = [one for one in load_checkpoints_file(source) if one.state_path]
-    steps = sorted({one.batch for one in checkpoints if one.batch is not None})
-    step = settings.step if settings.step is not None else (steps or [None])[-1]
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise ConfigurationError(
+            f"log_path: {target} has files; expected a new folder. A run in it is continued by its "
+            "own program, with behavior_if_log_dir_exists=resume"
+        )
+    found = read_run_folder(source)
+    saved = [one for one in found.checkpoints if one.state_path and one.batch is not None]
+    steps = [0, *sorted({one.batch or 0 for one in saved})]
+    step = steps[-1] if settings.step is None else settings.step
     if step not in steps:
         raise ConfigurationError(
-            f"step: got {step}, but {source} has checkpoints after the steps "
-            f"{', '.join(map(str, steps)) or 'none'}; the settings save_every and "
-            "rolling_save_every save more"
+            f"step: got {step}, expected one of those with a checkpoint: "
+            f"{', '.join(map(str, steps))}; the settings save_every and rolling_save_every save "
+            "more"
         )
-    config = read_run_folder(source).config
-    program = program_of(str(config.get(TYPE_KEY, "")))
+    program = program_of(str(found.config.get(TYPE_KEY, "")))
     if program is None:
         raise ConfigurationError(f"run: {source} was not written by a program of this package")
+    words = [*changes, *(_recorded(found, source, step, changes) if settings.from_ else ())]
+    config = _checked(program, source, target, words)
+    for one in saved:
+        if one.batch == step and one.state_path:
+            _check_exists(config, one.state_path)
     _copy(source, target, step)
-    return ["-m", program, f"config={target}", f"log_path={target}"]
+    allowed = ["allow_config_change=true"] if words else []
+    return [
+        *("-m", program, f"config={target}", f"log_path={target}", *words),
+        *("behavior_if_log_dir_exists=resume", *allowed),
+    ]
+
+
+def _checked(program: str, source: Path, target: Path, words: Sequence[str]) -> Any:
+    """Returns the settings of the new run; raises for a key or value that they do not have."""
+    # Before the folder is made: after a mistake the corrected command must not find it.
+    config_class = config_class_of(importlib.import_module(program).main)
+    assert config_class is not None
+    return parse_arguments(config_class, [f"config={source}", f"log_path={target}", *words])
+
+
+def _check_exists(config: Any, path: str) -> None:
+    """Raises ``CheckpointError`` if the backend no longer has a checkpoint."""
+    # A resumed run would go back to an earlier one, and train from there with changed settings.
+    with connect_with(config) as connection:
+        connection.service.create_rest_client().get_weights_info_by_tinker_path(path).result()
+
+
+def _recorded(found: RunFolder, source: Path, step: int, changes: Sequence[str]) -> list[str]:
+    """Returns the settings of a run that trains on the recorded episodes."""
+    if "episodes_from" not in found.config:
+        raise ConfigurationError(
+            "from: got batch, but this run samples nothing: its batches are those of the dataset, "
+            "so that a fork without from=batch trains on the same ones"
+        )
+    recorded = [number for number, splits in Record(source).steps().items() if "train" in splits]
+    last = max(recorded, default=0)
+    if last <= step:
+        raise ConfigurationError(
+            f"from: got batch, but the record has no step after {step}; expected an earlier step="
+        )
+    words = [f"episodes_from={source.absolute()}"]
+    # The run ends with the record.
+    return (
+        words
+        if any(one.startswith("max_steps=") for one in changes)
+        else [*words, f"max_steps={last}"]
+    )
 
 
 def _copy(source: Path, target: Path, step: int) -> None:
     """Copies what the run wrote until ``step``; the folder appears when it is complete."""
 
     def later(folder: str, names: list[str]) -> set[str]:
-        left = {one for one in names if one == LOCK_FILE or one.startswith((".", "iteration_"))}
+        # Trackers must not continue the run of the source.
+        left = {one for one in names if one.startswith((".", "iteration_"))}
+        left |= {one for one in names if one.endswith("_run.json")}
         if Path(folder).name == FOLDER:
             found = {name: FILE_NAME.fullmatch(name) for name in names}
             left |= {name for name, match in found.items() if match and int(match[1]) > step}
@@ -93,16 +158,19 @@ def _copy(source: Path, target: Path, step: int) -> None:
 
 def main(argv: list[str]) -> None:
     """Makes the fork and continues as its program; further keys are settings of the run."""
-    own = dict.fromkeys(chz.chz_fields(ForkSettings), True)
     if "--help" in argv:
-        print_whole(help_text(ForkSettings, "python -m tinker_cookbook.fork", __doc__ or ""))
+        text = help_text(ForkSettings, "python -m tinker_cookbook.fork", __doc__ or "")
+        print_whole(text.replace("from_ ", "from  "))
         return
-    words = with_keys(argv, ("run",))
+    own = dict.fromkeys(chz.chz_fields(ForkSettings))
+    # ``from`` is a keyword of Python, so the field has another name.
+    words = [
+        f"from_={word.removeprefix('from=')}" if word.startswith("from=") else word
+        for word in with_keys(argv, ("run", "step"))
+    ]
     changes = [word for word in words if word.partition("=")[0] not in own]
     settings: Any = parse_arguments(ForkSettings, [word for word in words if word not in changes])
-    command = make_fork(settings)
-    command += [*changes, "behavior_if_log_dir_exists=resume"]
-    command += ["allow_config_change=true"] if changes else []
+    command = make_fork(settings, changes)
     print("python", *command, flush=True)
     os.execv(sys.executable, [sys.executable, *command])
 

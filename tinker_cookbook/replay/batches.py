@@ -9,9 +9,10 @@ import numpy as np
 from tinker_cookbook.backends import TrainingClient
 from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.preference.reference import create_reference_client
+from tinker_cookbook.record.read import Record
 from tinker_cookbook.replay.compared import Compared
-from tinker_cookbook.replay.prompts import model_input
 from tinker_cookbook.replay.recorded_run import RecordedRun
+from tinker_cookbook.replay.trajectories import model_input
 from tinker_cookbook.utils.imports import tinker
 
 
@@ -20,7 +21,7 @@ async def train_batch(run: RecordedRun, client: TrainingClient, step: int) -> li
     if run.skipped(step):
         return []
     rows = run.rows(step, "train")
-    data = [_datum(row) for row in rows]
+    data = [_datum(run.record, row) for row in rows]
     config = run.config
     if isinstance(config, train_dpo.Config):
         pairs = await _pairs(run, config)
@@ -52,7 +53,7 @@ async def _pairs(run: RecordedRun, config: train_dpo.Config) -> train_dpo.Pairs:
     return train_dpo.Pairs(config.pair_loss, reference)
 
 
-def _datum(row: dict[str, Any]) -> tinker.Datum:
+def _datum(record: Record, row: dict[str, Any]) -> tinker.Datum:
     targets = np.asarray(row["targets"], np.int64)
     inputs: dict[str, np.ndarray] = {"target_tokens": targets}
     if row["weights"] is not None:
@@ -60,7 +61,7 @@ def _datum(row: dict[str, Any]) -> tinker.Datum:
     if (count := row["targets_per_token"]) > 1:
         inputs = {name: values.reshape(-1, count) for name, values in inputs.items()}
     return tinker.Datum(
-        model_input=model_input(np.asarray(row["tokens"], np.int32)),
+        model_input=model_input(record, np.asarray(row["tokens"], np.int32), row["images"]),
         loss_fn_inputs={
             name: tinker.TensorData.from_numpy(values) for name, values in inputs.items()
         },

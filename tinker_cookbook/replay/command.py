@@ -11,8 +11,9 @@ import chz
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.replay.batches import train_batch
 from tinker_cookbook.replay.compared import Compared, Result
-from tinker_cookbook.replay.recorded_run import RecordedRun, Rows, Train, open_run
+from tinker_cookbook.replay.recorded_run import RecordedRun, Train, open_run
 from tinker_cookbook.replay.rl_steps import check_repeatable, sample, train_step
+from tinker_cookbook.replay.trajectories import Rows
 from tinker_cookbook.rl.config import Config
 from tinker_cookbook.supervised.batch_loop import BatchConfig
 from tinker_cookbook.training.config import TrainingConfig

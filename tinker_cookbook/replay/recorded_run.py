@@ -19,6 +19,7 @@ from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.record.origin import origin_of
 from tinker_cookbook.record.read import Record
 from tinker_cookbook.replay.compared import Compared
+from tinker_cookbook.replay.trajectories import Rows
 from tinker_cookbook.run.code_state import code_state
 from tinker_cookbook.run.config import load_config
 from tinker_cookbook.run.jsonl import Row, read_rows
@@ -29,8 +30,6 @@ from tinker_cookbook.run.weights import create_training_client
 from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.weights import download
-
-Rows: TypeAlias = list[dict[str, Any]]
 
 Train: TypeAlias = "Callable[[RecordedRun, TrainingClient, int], Awaitable[list[Compared]]]"
 """Repeats the update of a step, and compares the trainer's log-probabilities."""

@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 
 from tinker_cookbook.backends import SamplingClient, TrainingClient
-from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import ConfigurationError, DataError
-from tinker_cookbook.record.read import whole_prompts
 from tinker_cookbook.replay.compared import Compared
-from tinker_cookbook.replay.prompts import model_input
-from tinker_cookbook.replay.recorded_run import RecordedRun, Rows
+from tinker_cookbook.replay.recorded_run import RecordedRun
+from tinker_cookbook.replay.trajectories import Rows, prompts_of, transitions_of, turn_name
 from tinker_cookbook.rl.config import Config
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.loop.adjuster import submit_loss
 from tinker_cookbook.rl.loop.importance import RatioStatistics, truncate_importance
-from tinker_cookbook.rl.types import Trajectory, Transition
+from tinker_cookbook.rl.types import Trajectory
 from tinker_cookbook.utils.imports import tinker
 
 _Starts = list[tuple[dict[str, Any], int]]
@@ -35,7 +33,7 @@ async def train_step(run: RecordedRun, client: TrainingClient, step: int) -> lis
     # 1. Make the data of each pass. The loop gets the ratios of all passes of a batch before the
     # first one, in a streaming run those of each pass before it.
     passes = [
-        (numbers, [_datum(list(one)) for _, one in groupby(turns, lambda row: row["datum"])])
+        (numbers, [_datum(run, list(one)) for _, one in groupby(turns, lambda row: row["datum"])])
         for numbers, turns in groupby(rows, lambda row: (row["optimizer_step"], row["update_pass"]))
     ]
     streams = config.stream_minibatch_config is not None
@@ -76,7 +74,7 @@ async def sample(
     temperature = config.temperature if split == "train" else config.eval_temperature
     for _, episode in groupby(rows, lambda row: (row["group"], row["member"])):
         turns = list(episode)
-        for row, prompt in zip(turns, whole_prompts(turns), strict=True):
+        for row, prompt in zip(turns, prompts_of(run.record, turns), strict=True):
             if row["turn"] is None or not row["answer"]:
                 continue
             if row["seed"] is None:
@@ -89,7 +87,7 @@ async def sample(
                 top_k=config.top_k,
                 seed=row["seed"],
             )
-            tasks.append((row, model_input(prompt), params))
+            tasks.append((row, prompt, params))
     # Submitted together, so that the engine batches them.
     futures = [
         client.sample(prompt=prompt, num_samples=row["sample"] + 1, sampling_params=params)
@@ -102,11 +100,6 @@ async def sample(
         logprobs = np.asarray(row["logprobs"], np.float32), np.asarray(found.logprobs, np.float32)
         compared.append(Compared(turn_name(row), tokens, logprobs))
     return compared
-
-
-def turn_name(row: dict[str, Any]) -> str:
-    """Returns the name of a turn in messages."""
-    return f"group {row['group']}, episode {row['member']}, turn {row['turn']}"
 
 
 def _rl_config(run: RecordedRun) -> Config:
@@ -149,23 +142,12 @@ async def _with_ratios(
     ]
 
 
-def _datum(rows: Rows) -> tuple[tinker.Datum, _Starts]:
+def _datum(run: RecordedRun, rows: Rows) -> tuple[tinker.Datum, _Starts]:
     """Returns the datum of turns that extend each other, and where their answers begin in it."""
-    prompts = whole_prompts(rows)
-    turns = [
-        Transition(
-            ob=model_input(prompt),
-            # Losses that need the sampled sequence only tell the sequences apart.
-            ac=TokensWithLogprobs(row["answer"], row["logprobs"], sequence_id=turn_name(row)),
-            reward=0.0,
-            episode_done=False,
-            masked=row["masked"],
-        )
-        for row, prompt in zip(rows, prompts, strict=True)
-    ]
+    turns = transitions_of(run.record, rows)
     (datum,) = trajectory_to_data(Trajectory(turns, tinker.ModelInput.empty()), 1.0)
     # Target i is token i + 1; the first prompt is whole, because the datum begins with it.
-    starts = [(row, len(prompt) - 1) for row, prompt in zip(rows, prompts, strict=True)]
+    starts = [(row, turn.ob.length - 1) for row, turn in zip(rows, turns, strict=True)]
     advantages = np.zeros(datum.model_input.length, np.float32)
     for row, start in starts:
         advantages[start : start + len(row["answer"])] = row["advantages"]

@@ -218,6 +218,10 @@ class Config(TrainingConfig):
     )
     stream_minibatch_config: StreamMinibatchConfig | None = setting(None, "Streaming training")
 
+    episodes_from: str | None = setting(
+        None, "Log folder of a recorded run whose episodes are trained on, instead of sampling"
+    )
+
     # Evaluation and transcripts.
     eval_every: int = 20
     evaluator_builders: list[EvaluatorBuilder] = chz.field(

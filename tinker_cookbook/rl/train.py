@@ -23,6 +23,7 @@ from concurrent.futures import Executor
 from functools import partial
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.leaves import load_leaf
 from tinker_cookbook.rl.config import (
     AsyncConfig,
     Config,
@@ -133,7 +134,9 @@ async def run(
             reporter.add_evaluators(test_set)
             worker = RolloutWorker(config, progress.sampling)
             source: GroupSource
-            if config.async_config is not None:
+            if config.episodes_from is not None:
+                source = load_leaf("replay.source", "episodes_from").RecordedSource(config)
+            elif config.async_config is not None:
                 log_path = local_path(config.log_path)
                 source = AsyncSource(
                     train_set, worker, config, total_steps, log_path, session.start_step
