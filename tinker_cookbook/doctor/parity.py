@@ -60,7 +60,8 @@ def check_parity(device: str, dtype: torch.dtype) -> list[ParityCheck]:
             try:
                 checks += _compare(folder, data, device, used, label)
             except Exception as error:  # every failure is reported to the user
-                text = f"{type(error).__name__}: {error}"
+                # Errors of compilers have hundreds of lines.
+                text = f"{type(error).__name__}: {error}".splitlines()[0]
                 checks.append(ParityCheck(f"{label}: engine", float("nan"), 0, text))
         return checks
 

@@ -92,7 +92,7 @@ def seen_under(mask: Any, place: Tensor) -> Tensor:
 
 def flex_attention(
     q: Tensor, k: Tensor, v: Tensor, score_mod: Any, mask: Any, scale: float, grouped: bool,
-    return_aux: Any = None,
+    return_aux: Any = None, kernel_options: Any = None,
 ) -> Any:  # fmt: skip
     """torch's function on CPU tensors."""
     assert grouped == (q.shape[1] != k.shape[1])

@@ -5,6 +5,8 @@ The kernels are emulated by plain torch; the sparse one also runs as torch's own
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import emulated_attention
@@ -16,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinker_cookbook.engine.kernels.cuda import attention
-from tinker_cookbook.engine.model.attention_hook import AttentionCall
+from tinker_cookbook.engine.model.attention_hook import AttentionCall, use_layout
 from tinker_cookbook.engine.training import packed_attention
 from tinker_cookbook.engine.training.micro_batch import pad_for, plan_for
 from tinker_cookbook.engine.training.packed_attention import PackedLayout
@@ -279,6 +281,42 @@ def test_the_check_needs_a_backward_pass_and_memory(
     monkeypatch.setattr(base, "hidden_of_batch", fail)
     with pytest.raises(torch.OutOfMemoryError):
         attention_support.check_batch_attention(base, base._decoder)
+
+
+def test_another_thread_sees_the_layout():
+    """On CUDA, recomputed layers run in a thread of autograd."""
+    from transformers import AttentionInterface
+
+    config = SimpleNamespace(_attn_implementation="sdpa")
+    layer = SimpleNamespace(config=config, layer_idx=0)
+    layout = PackedLayout.of([lay_out([np.arange(5)])], ref.CPU)
+    calls: list[AttentionCall] = []
+    layout.attend = lambda call: calls.append(call) or call.query  # type: ignore[method-assign]
+    heads = torch.randn(1, 2, 5, 8)
+    with use_layout(config, layout), ThreadPoolExecutor(1) as thread:
+        attend = AttentionInterface()[config._attn_implementation]
+        out, _ = thread.submit(attend, layer, heads, heads, heads, None).result()
+    assert torch.equal(out[0].transpose(0, 1), heads[0])
+    assert len(calls) == 1
+
+
+@pytest.mark.slow
+def test_torch_compiles_soft_caps_of_any_value():
+    """Traced as on CUDA, with gradients; FlexAttention refuses numbers that are inputs. 15 s."""
+    from torch.nn.attention import flex_attention as flex
+
+    attend = torch.compile(flex.flex_attention, dynamic=True, backend="aot_eager", fullgraph=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flex, "_validate_device", lambda *_: None)  # refuses gradients on a CPU
+        patch.setattr(attention, "_flex_attention", lambda _: attend)
+        for softcap in (2.0, 50.0):
+            for length in (300, 77, 528):
+                rows = [lay_out([np.arange(length)])]
+                heads = torch.randn(length, 2, 16, requires_grad=True)
+                call = AttentionCall(0, heads, heads, heads, 0.25, None, softcap, None)
+                PackedLayout.of(rows, ref.CPU).attend(call).sum().backward()
+                assert heads.grad is not None
+                assert heads.grad.isfinite().all()
 
 
 def _all_before(batch, head, q, k) -> torch.Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,7 +48,11 @@ class Layout(Protocol):
         ...
 
 
-_layout: ContextVar[Layout] = ContextVar("attention layout")
+_layouts: dict[int, Layout] = {}
+"""Active layout of each model, by the ``id`` of its config.
+
+No context variable: on CUDA, recomputed layers run in a thread of autograd, which does not have the
+caller's context."""
 
 
 def register(
@@ -71,13 +74,16 @@ def use_layout(config: Any, layout: Layout) -> Iterator[None]:
     register(_NAME, _forward)
     # transformers reads the name at every call, so changing the config is enough. It is restored
     # below, because passes without a layout use the model's usual attention.
-    usual, token = config._attn_implementation, _layout.set(layout)
-    config._attn_implementation = _NAME
+    usual, outer = config._attn_implementation, _layouts.get(id(config))
+    config._attn_implementation, _layouts[id(config)] = _NAME, layout
     try:
         yield
     finally:
         config._attn_implementation = usual
-        _layout.reset(token)
+        if outer is None:
+            del _layouts[id(config)]
+        else:
+            _layouts[id(config)] = outer
 
 
 def _forward(
@@ -94,7 +100,7 @@ def _forward(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: q [1, heads, T, D], k and v [1, kv heads, T, D]."""
-    layout, layer = _layout.get(), int(module.layer_idx)  # type: ignore[arg-type]
+    layout, layer = _layouts[id(module.config)], int(module.layer_idx)  # type: ignore[arg-type]
     # ``attention_mask`` is ignored: the layout defines which tokens are visible.
     layout.windows_seen[layer] = sliding_window
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

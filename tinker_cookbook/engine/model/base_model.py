@@ -414,6 +414,10 @@ def _load(
     from transformers.masking_utils import sdpa_mask
 
     check_architecture(name, folder)
+    if device.type == "cuda" and dtype == torch.float32:
+        # By default cuDNN rounds the inputs of convolutions to TF32 (10 bits). The convolutions of
+        # vision towers and of Qwen3-Next then have errors of 1e-4.
+        torch.backends.cudnn.allow_tf32 = False
     # On CUDA, load directly to the device: the host never holds the whole model.
     where = {"device_map": {"": at}} if at.type == "cuda" else {}
     model: Any = model_class(folder).from_pretrained(

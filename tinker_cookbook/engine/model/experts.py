@@ -76,7 +76,7 @@ class AdapterExperts(nn.Module):
         x = self._up(x, rows, segments)
         x = self._base._apply_gate(x) if self._base.has_gate else self._base.act_fn(x)
         x = self._down(x, rows, segments)
-        if self._base.has_post_expert_norm:
+        if getattr(self._base, "has_post_expert_norm", False):  # absent in transformers 5.17
             x = self._base.post_expert_norm(x)
         # Sum in the order of ``chosen``, so that a token does not depend on the rest of the batch.
         x = _Rearranged.apply(x, back, order, 1).view(len(hidden), k, -1)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:  # imported where it is used, because torch's compiler takes s
 _WIDEST_HEAD = 256
 """Flash kernels keep a head in shared memory; wider heads do not fit."""
 
+_OPTIONS: Any = {"BACKEND": "TRITON"}
+"""Below 128 tokens torch would choose its kernel for decoding, which has no backward pass and no
+version for narrow heads in float32."""
+
 _KERNELS = 64
 """Maximum number of sparse kernels that are compiled."""
 
@@ -84,9 +88,12 @@ def sparse_attention(
     grouped = query.shape[1] != key.shape[1]
     attend = _flex_attention(query.device.type)
     if sinks is None:
-        out = attend(q, k, v, capped, mask, scale, grouped)
+        out = attend(q, k, v, capped, mask, scale, grouped, kernel_options=_OPTIONS)
     else:
-        out, aux = attend(q, k, v, capped, mask, scale, grouped, return_aux=AuxRequest(lse=True))
+        aux = AuxRequest(lse=True)
+        out, aux = attend(
+            q, k, v, capped, mask, scale, grouped, return_aux=aux, kernel_options=_OPTIONS
+        )
         # An additional logit s divides all weights by ``1 + exp(s - log-sum-exp)``.
         share = torch.sigmoid(aux.lse - sinks.float()[:, None])
         out = out * share[..., None].to(out.dtype)
@@ -121,7 +128,11 @@ def _soft_cap(cap: float) -> Callable[..., Tensor]:
     """Returns the soft-cap function; the same object for the same cap, because a
     new object would be compiled again."""
 
+    # torch would make a float of the closure an input of the kernel, which FlexAttention refuses.
+    # A text is a constant.
+    text = repr(cap)
+
     def capped(score: Tensor, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return cap * torch.tanh(score / cap)
+        return float(text) * torch.tanh(score / float(text))
 
     return capped
