@@ -41,7 +41,7 @@ from tinker_cookbook.distillation.on_policy_prompts import AnswerEndings, datase
 from tinker_cookbook.distillation.topk_distributions import PROBABILITY_ROUNDING, score_with_topk
 from tinker_cookbook.exceptions import TinkerCookbookError, TrainingError
 from tinker_cookbook.rl.config import Config
-from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.data_processing import REFERENCE_LOGPROBS, trajectory_to_data
 from tinker_cookbook.rl.loop.adjuster import (
     Adjustment,
     AdvantageAdjuster,
@@ -175,9 +175,11 @@ class TeacherSignal(AdvantageAdjuster):
                 datum.loss_fn_inputs["advantages"] = tinker.TensorData.from_numpy(weighed)
         # Without rewards, there is no signal if the teacher agrees with the student.
         has_rewards = any(values.any() for values in advantages_of(data_D))
+        teacher = np.concatenate([np.empty(0), *(scores[i] for i in range(len(items)))])
+        keep_reference(data_D, teacher)
         means, added = add_reverse_kl(
             data_D,
-            np.concatenate([np.empty(0), *(scores[i] for i in range(len(items)))]),
+            teacher,
             [dataset_index(rollouts.groups[origin.group].tags) for origin in rollouts.origins_D],
             self._coef,
             self._discount,
@@ -186,6 +188,18 @@ class TeacherSignal(AdvantageAdjuster):
         if "teacher_kl" in means:
             means["teacher_kl/per_episode"] = Mean(means["teacher_kl"].total, len(items))
         return Adjustment(has_rewards or kl_is_significant(added, self._coef), means)
+
+
+def keep_reference(data_D: Sequence[tinker.Datum], logprobs: _Array) -> None:
+    """Adds the teacher's log-probabilities [N] of the trained tokens to the data."""
+    start = 0
+    for datum in data_D:
+        trained = datum.loss_fn_inputs["mask"].to_numpy() != 0
+        values = np.full(len(trained), np.nan, np.float32)
+        count = int(np.count_nonzero(trained))
+        values[trained] = logprobs[start : start + count]
+        start += count
+        datum.loss_fn_inputs[REFERENCE_LOGPROBS] = tinker.TensorData.from_numpy(values)
 
 
 def add_reverse_kl(

@@ -138,6 +138,17 @@ def answer_scores(
     return scores
 
 
+def answer_rewards(
+    loss: PairLoss,
+    data: Sequence[tinker.Datum],
+    reference: npt.NDArray[np.float64],
+    logprobs: Sequence[Any],
+) -> npt.NDArray[np.float64]:
+    """Computes the implicit reward [N] of each answer, as in :func:`pair_metrics`."""
+    scores = answer_scores(data, logprobs, mean=not loss.needs_reference)
+    return loss.beta * (scores - reference)
+
+
 def pair_metrics(
     loss: PairLoss,
     data: Sequence[tinker.Datum],
@@ -152,8 +163,7 @@ def pair_metrics(
     pairs with ``r_chosen > r_rejected``), ``margin`` (mean of their difference), and the means
     ``chosen_reward`` and ``rejected_reward``, which often both fall.
     """
-    scores = answer_scores(data, logprobs, mean=not loss.needs_reference)
-    rewards = loss.beta * (scores - reference)
+    rewards = answer_rewards(loss, data, reference, logprobs)
     values = reward_metrics(loss, rewards[::2], rewards[1::2])
     return {f"{prefix}{name}": value for name, value in values.items()}
 

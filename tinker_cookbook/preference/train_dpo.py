@@ -29,12 +29,19 @@ from tinker_cookbook.preference.dpo_loss import (
     PairLoss,
     PairLossName,
     PairObjective,
+    answer_rewards,
     answer_scores,
     pair_metrics,
 )
 from tinker_cookbook.preference.reference import reference_client
 from tinker_cookbook.run.weights_paths import weights_field
-from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective, train_batches
+from tinker_cookbook.supervised.batch_loop import (
+    Batch,
+    BatchConfig,
+    Columns,
+    Objective,
+    train_batches,
+)
 from tinker_cookbook.supervised.common import compute_token_nll
 from tinker_cookbook.supervised.nll_evaluator import all_data
 from tinker_cookbook.supervised.types import SupervisedDataset
@@ -144,14 +151,15 @@ class Pairs(Objective):
 
     async def prepare(self, step: int, data: list[tinker.Datum]) -> Batch:
         """Scores every answer with the reference."""
-        return Batch(data, await self.reference_scores(data))
+        # For SimPO, a reference of 0 leaves the log-probabilities unchanged.
+        if self._reference is None:
+            return Batch(data, np.zeros(len(data)))
+        logprobs = await score_datums(self._reference, data)
+        return Batch(data, answer_scores(data, logprobs), {"reference_logprobs": logprobs})
 
     async def reference_scores(self, data: list[tinker.Datum]) -> npt.NDArray[np.float64]:
         """Returns the reference's log-probability of each answer [2P]."""
-        # For SimPO, a reference of 0 leaves the log-probabilities unchanged.
-        if self._reference is None:
-            return np.zeros(len(data))
-        return answer_scores(data, await score_datums(self._reference, data))
+        return (await self.prepare(0, data)).prepared
 
     def submit(self, client: TrainingClient, batch: Batch) -> Future[tinker.ForwardBackwardOutput]:
         """Queues one pass with autograd on the local engine, two passes on the hosted API."""
@@ -163,6 +171,20 @@ class Pairs(Objective):
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
         found = pair_metrics(self._loss, batch.data, batch.prepared, logprobs)
         return {"num_pairs": len(batch.data) // 2, **found}
+
+    def columns(self, batch: Batch, output: tinker.ForwardBackwardOutput) -> Columns:
+        """Returns the pair of each answer, its reward, and the margin of the pair."""
+        logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
+        rewards = answer_rewards(self._loss, batch.data, batch.prepared, logprobs)
+        numbers = np.arange(len(rewards))
+        margins = np.repeat(rewards[::2] - rewards[1::2], 2)
+        return {
+            **batch.columns,
+            "pair": (numbers // 2).tolist(),
+            "chosen": (numbers % 2 == 0).tolist(),
+            "reward": rewards.tolist(),
+            "margin": margins.tolist(),
+        }
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
         """Returns the evaluator of held-out pairs."""

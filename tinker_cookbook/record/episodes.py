@@ -40,6 +40,8 @@ class TrainedDatum:
     """Number of the ``forward_backward`` of the step."""
     optimizer_step: int
     """Number of the ``optim_step`` of the step that follows this pass."""
+    reference_logprobs: Numbers | None = None
+    """Of a teacher or a reference policy, if there is one."""
 
 
 @dataclass
@@ -72,12 +74,13 @@ def turn_table(
         place = places.get((row["group"], row["member"], row.get("turn", -1)))
         if place is not None:
             number, start = place
-            answer = slice(start, start + len(row["answer"]))
+            datum, answer = data[number], slice(start, start + len(row["answer"]))
             row["datum"] = number
-            row["update_pass"] = data[number].update_pass
-            row["optimizer_step"] = data[number].optimizer_step
-            row["trainer_logprobs"] = data[number].trainer_logprobs[answer]
-            row["advantages"] = data[number].advantages[answer]
+            row["update_pass"], row["optimizer_step"] = datum.update_pass, datum.optimizer_step
+            row["trainer_logprobs"] = datum.trainer_logprobs[answer]
+            row["advantages"] = datum.advantages[answer]
+            if datum.reference_logprobs is not None:
+                row["reference_logprobs"] = datum.reference_logprobs[answer]
     return table_of(rows, turn_schema())
 
 

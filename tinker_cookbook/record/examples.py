@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,14 +17,18 @@ if TYPE_CHECKING:
 
 
 def example_table(
-    data: Sequence[tinker.Datum], output: tinker.ForwardBackwardOutput | None, images: ImageFiles
+    data: Sequence[tinker.Datum],
+    output: tinker.ForwardBackwardOutput | None,
+    columns: Mapping[str, Sequence[Any]],
+    images: ImageFiles,
 ) -> pa.Table:
-    """Returns a row for each datum of a batch, with the results of its pass."""
+    """Returns a row for each datum of a batch, with the results of its pass and more columns."""
     outputs: Sequence[Any] = output.loss_fn_outputs if output is not None else ()
     rows = []
     for number, datum in enumerate(data):
         tokens, found = tokens_of(datum.model_input, images)
         row: dict[str, Any] = {"datum": number, "tokens": tokens, "images": found}
+        row |= {name: values[number] for name, values in columns.items()}
         targets = datum.loss_fn_inputs.get("target_tokens")
         if targets is not None:
             # [T], or [T, K] if each position has K weighted targets.

@@ -57,6 +57,7 @@ def turn_schema() -> pa.Schema:
             ("update_pass", pa.int32()),
             ("optimizer_step", pa.int32()),
             ("trainer_logprobs", numbers),
+            ("reference_logprobs", numbers),
             ("advantages", numbers),
             ("masked", pa.bool_()),
             # Rewards, metrics and logs of the turn; the last two are JSON objects.
@@ -108,5 +109,11 @@ def example_schema() -> pa.Schema:
             ("targets_per_token", pa.int32()),
             ("weights", numbers),
             ("logprobs", numbers),
+            # Of preferences.
+            ("pair", pa.int32()),
+            ("chosen", pa.bool_()),
+            ("reference_logprobs", numbers),
+            ("reward", pa.float64()),
+            ("margin", pa.float64()),
         ]
     )

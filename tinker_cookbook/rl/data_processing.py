@@ -27,7 +27,9 @@ __getattr__ = official_names(__name__)
 
 SAMPLER_LOGPROBS = "sampler_logprobs"
 """Field with the sampler's log-probabilities if ``logprobs`` were replaced by the trainer's."""
-_NOT_OF_LOSS = ("mask", SAMPLER_LOGPROBS)
+REFERENCE_LOGPROBS = "reference_logprobs"
+"""Field with the log-probabilities [T] of a teacher or a reference policy, for the record."""
+_NOT_OF_LOSS = ("mask", SAMPLER_LOGPROBS, REFERENCE_LOGPROBS)
 
 
 @dataclass(frozen=True)

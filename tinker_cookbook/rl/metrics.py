@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.rl.data_processing import SAMPLER_LOGPROBS
+from tinker_cookbook.rl.data_processing import REFERENCE_LOGPROBS, SAMPLER_LOGPROBS
 from tinker_cookbook.rl.loop.adjuster import (
     Adjustment,
     AdvantageAdjuster,
@@ -122,6 +122,9 @@ class KLPenalty(AdvantageAdjuster):
         rewarded = any(values.any() for values in advantages_of(rollouts.data_D))
         reference_D = await score_datums(self._reference, rollouts.data_D)
         mean, penalty = add_penalty(rollouts.data_D, reference_D, self._coef, self._discount)
+        for datum, values in zip(rollouts.data_D, reference_D, strict=True):
+            kept = tinker.TensorData.from_numpy(values.astype(np.float32))
+            datum.loss_fn_inputs[REFERENCE_LOGPROBS] = kept
         means = {"kl_policy_base": mean} if mean.count else {}
         return Adjustment(rewarded or kl_is_significant(penalty, self._coef), means)
 

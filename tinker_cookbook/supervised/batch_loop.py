@@ -18,10 +18,10 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import chz
 
@@ -56,6 +56,9 @@ from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.trace import scope_span
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _TIMED_STEPS = 2
 
 
@@ -88,12 +91,18 @@ class BatchConfig(TrainingConfig):
             self.dataset_builder.common_config.check()
 
 
+Columns: TypeAlias = Mapping[str, Sequence[Any]]
+"""Columns of the run's record (``record.schema.example_schema``): a value for each datum."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Training data of one step, with the results of ``Objective.prepare``."""
 
     data: list[tinker.Datum]
     prepared: Any = None
+    columns: Columns = field(default_factory=dict)
+    """Columns of the run's record, known before the pass."""
 
     @property
     def num_tokens(self) -> int:
@@ -122,6 +131,10 @@ class Objective(ABC):
     @abstractmethod
     def metrics(self, batch: Batch, output: tinker.ForwardBackwardOutput) -> Metrics:
         """Returns the objective's metrics of the batch."""
+
+    def columns(self, batch: Batch, output: tinker.ForwardBackwardOutput) -> Columns:
+        """Returns columns of the run's record besides tokens, weights and log-probabilities."""
+        return batch.columns
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
         """Returns the evaluations on held-out data."""
@@ -349,6 +362,15 @@ class _Loop:
             "examples had a token to train on (max_length truncates before the answer)",
         ]
 
+    def _record(self, done: _InFlight, output: tinker.ForwardBackwardOutput) -> None:
+        record, batch, objective = self._session.step_record, done.batch, self._objective
+
+        def make_table() -> pa.Table:
+            columns = objective.columns(batch, output)
+            return example_table(batch.data, output, columns, record.images)
+
+        record.write(done.step + 1, "train", make_table)
+
     def _submit(self, client: TrainingClient, step: int, batch: Batch) -> None:
         """Queues one update."""
         params = self._config.adam_params(step, self._schedule.total_steps)
@@ -435,9 +457,7 @@ class _Loop:
                 "time/tokens_per_second": done.batch.num_tokens / max(seconds, 1e-9),
                 **{f"optim/{name}": value for name, value in (optim.metrics or {}).items()},
             }
-            record = self._session.step_record
-            make_table = partial(example_table, done.batch.data, output, record.images)
-            record.write(done.step + 1, "train", make_table)
+            self._record(done, output)
             shown = float(metrics[self._objective.shown])
             await self._print_estimate(done.step + 1, seconds, done.batch.num_tokens)
         self._progress.show(done.step + 1, shown, done.batch.num_tokens)

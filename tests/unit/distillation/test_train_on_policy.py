@@ -7,6 +7,7 @@ import json
 import logging
 
 import chz
+import numpy as np
 import pytest
 import tinker
 from chat_model import SPECIAL, make_chat_model
@@ -21,6 +22,7 @@ from tinker_cookbook.distillation.datasets import (
     TeacherConfig,
 )
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.record.read import open_record
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.config import AsyncConfig, StreamMinibatchConfig
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
@@ -138,6 +140,15 @@ def test_every_mode_learns_from_the_teacher(model, other_model, prompts, tmp_pat
     teacher = TeacherConfig(base_model=other_model, renderer_name="role_colon")
     rows = run(config(model, tmp_path, part(model, prompts, teacher), max_steps=2, **settings))
     assert all(row["teacher_kl"] > 0.02 and row["optim/num_steps"] >= 1 for row in rows)
+    for row in rows:
+        table = open_record(tmp_path).table(row["step"])
+        assert table is not None
+        trained = [turn for turn in table.to_pylist() if turn["datum"] is not None]
+        student, scored = (
+            np.concatenate([turn[name] for turn in trained])
+            for name in ("logprobs", "reference_logprobs")
+        )
+        assert (student - scored).mean() == pytest.approx(row["teacher_kl"], rel=1e-4)
 
 
 TARGETS = {"n_teacher_targets": 8, "reward_coef": 0}
@@ -204,6 +215,10 @@ def test_problems_keep_their_rewards_and_their_test_set(model, tmp_path):
     assert "test/env/all/correct" in rows[0]
     assert rows[1]["teacher_kl"] > 0
     assert "env/all/correct" in rows[1]
+    table = open_record(tmp_path).table(1)
+    assert table is not None
+    question, answer = json.loads(table["episode_messages"][0].as_py())
+    assert (question["role"], answer["role"]) == ("user", "assistant")
 
 
 # --- what is refused ------------------------------------------------------------------------

@@ -62,14 +62,14 @@ def test_an_image_is_stored_once(tmp_path):
     prompt = tinker.ModelInput(chunks=[tinker.EncodedTextChunk(tokens=[1, 2]), chunk])
     datum = tinker.Datum(model_input=prompt, loss_fn_inputs={})
     files = ImageFiles(tmp_path)
-    first, second = example_table([datum, datum], None, files).to_pylist()
+    first, second = example_table([datum, datum], None, {}, files).to_pylist()
     assert first["tokens"] == [1, 2, IMAGE, IMAGE, IMAGE]
     assert first["images"] == second["images"]
     path = image_file(tmp_path, first["images"][0])
     assert path is not None
     assert path.read_bytes() == b"pixels"
     assert [one.name for one in path.parent.iterdir()] == [path.name]
-    (image,) = example_table([datum], None, ImageFiles()).to_pylist()[0]["images"]
+    (image,) = example_table([datum], None, {}, ImageFiles()).to_pylist()[0]["images"]
     assert image_file(tmp_path, image) is None
 
 

@@ -19,6 +19,7 @@ from tinker_cookbook.record.read import open_record
 from tinker_cookbook.replay.command import ReplaySettings, compare
 from tinker_cookbook.replay.compared import Result
 from tinker_cookbook.run.config import load_config
+from tinker_cookbook.run.jsonl import read_rows
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.common import datum_from_tokens_weights
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
@@ -93,6 +94,34 @@ def test_an_update_is_repeated(recorded):
         ConfigurationError, match="4 recorded steps" if kind == "dpo" else "no token"
     ):
         replayed(folder, 5 if kind == "dpo" else 3)
+
+
+def test_the_record_has_the_columns_of_its_loss(recorded):
+    kind, folder = recorded
+    for row in read_rows(folder / "metrics.jsonl"):
+        table = open_record(folder).table(row["step"])
+        if table is None:  # a batch without a token to train on
+            assert "num_skipped_batches" in row
+            continue
+        data = table.to_pylist()
+        if kind == "supervised":
+            weights, logprobs = (
+                np.concatenate([one[name] for one in data]) for name in ("weights", "logprobs")
+            )
+            mean = -(weights * logprobs).sum() / weights.sum()
+            assert mean == pytest.approx(row["train_mean_nll"], rel=1e-5)
+            continue
+        assert [(one["pair"], one["chosen"]) for one in data][:3] == [
+            (0, True),
+            (0, False),
+            (1, True),
+        ]
+        margins = [one["margin"] for one in data]
+        assert np.mean(margins) == pytest.approx(row["margin"], abs=1e-9)
+        first = data[0]
+        answered = np.asarray(first["weights"]) > 0
+        difference = np.subtract(first["logprobs"], first["reference_logprobs"])[answered].sum()
+        assert first["reward"] == pytest.approx(0.1 * difference, abs=1e-6)
 
 
 def test_weights_that_expired_are_trained_again(recorded):

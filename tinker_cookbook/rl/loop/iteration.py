@@ -21,6 +21,7 @@ from tinker_cookbook.record.episodes import TrainedDatum
 from tinker_cookbook.rl.advantages import indices_of_varying_groups, normalized_advantages
 from tinker_cookbook.rl.config import Config
 from tinker_cookbook.rl.data_processing import (
+    REFERENCE_LOGPROBS,
     DatumOrigin,
     assemble_training_data,
     divide_by_action_tokens,
@@ -240,6 +241,7 @@ class Update:
 
     def trained_data(self, groups: Sequence[RolloutGroup]) -> list[TrainedDatum]:
         """Returns the data of the finished update with what training computed for them."""
+        reference_D = [datum.loss_fn_inputs.get(REFERENCE_LOGPROBS) for datum in self.data]
         # An asynchronous update may have groups of the same index from two batches.
         places = {id(group): place for place, group in enumerate(groups)}
         return [
@@ -251,9 +253,10 @@ class Update:
                 # A teacher's loss has them as an array.
                 logprobs if isinstance(logprobs, np.ndarray) else logprobs.to_numpy(),
                 *numbers,
+                reference_logprobs=None if reference is None else reference.to_numpy(),
             )
-            for (group, origin, *numbers), advantages, logprobs in zip(
-                self.sources, advantages_of(self.data), self.logprobs, strict=True
+            for (group, origin, *numbers), advantages, logprobs, reference in zip(
+                self.sources, advantages_of(self.data), self.logprobs, reference_D, strict=True
             )
         ]
 
