@@ -23,7 +23,7 @@ def run(tmp_path) -> Path:
     (folder / "metrics.jsonl").write_text('{"step": 0}\n')
     (folder / "checkpoints.jsonl").write_text("")
     (folder / "iteration_000001").mkdir()
-    (folder / "iteration_000001" / "train.html").write_text("x")
+    (folder / "iteration_000001" / "train_logtree.json").write_text("x")
     return folder
 
 

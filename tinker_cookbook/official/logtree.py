@@ -11,15 +11,14 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from tinker_cookbook.exceptions import DataFormatError
 from tinker_cookbook.utils.logtree.log import Scope, scope_header
-from tinker_cookbook.utils.logtree.nodes import Node, table_node
+from tinker_cookbook.utils.logtree.nodes import Node, escape, table_node
 from tinker_cookbook.utils.logtree.trace import (
     OUTPUT,
     Output,
     Trace,
     append,
     current_output,
-    head_html,
-    page_html,
+    page,
     write_file,
 )
 
@@ -151,9 +150,11 @@ def write_html_with_default_style(
     theme = theme or Theme()
     properties = "".join(f"{name}: {value};" for name, value in theme.css_vars.items())
     more = [f":root {{{properties}}}"] if properties else []
-    head = head_html(title, more, base=theme.css_text, links=theme.css_urls) + (extra_head or "")
+    head = page().head_html(title, *more, base=theme.css_text)
+    head += "".join(f'<link rel="stylesheet" href="{escape(url)}">\n' for url in theme.css_urls)
     body = body_html if "<body" in body_html else f"<body>\n{body_html}\n</body>\n"
-    write_file(Path(path), page_html(head, body, lang).encode("utf-8", "replace"))
+    html = page().document(head + (extra_head or ""), body, lang)
+    write_file(Path(path), html.encode("utf-8", "replace"))
 
 
 def jinja_context(trace: Trace, **extra: Any) -> dict[str, Any]:

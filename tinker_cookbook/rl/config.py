@@ -230,7 +230,7 @@ class Config(TrainingConfig):
     infrequent_evaluator_builders: list[EvaluatorBuilder] = chz.field(
         default_factory=list, doc="Evaluations every infrequent_eval_every steps"
     )
-    num_groups_to_log: int = number(4, "Groups per step whose transcripts are written")
+    num_groups_to_log: int = number(4, "Groups per step whose conversations and logs are written")
     rollout_json_export: bool = setting(True, "Write transcripts of all groups as JSON lines too")
 
     def builder_of(self, kind: type[B], **settings: Any) -> B:

@@ -208,7 +208,7 @@ class TrainingConfig(BackendSettings, SamplerOptions):
         False, "Write a time trace of the run to log_path/trace_events.jsonl"
     )
     span_chart_every: int = number(
-        0, "Steps between charts of the trace (iteration_NNNNNN/timing_gantt.html); 0: none"
+        0, "Steps between files with the timeline of a step, which view shows of each; 0: none"
     )
 
     recipe_defaults: ClassVar[dict[str, Any]] = {"behavior_if_log_dir_exists": "ask"}

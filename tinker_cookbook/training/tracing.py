@@ -18,12 +18,11 @@ CHART_FILE = "timing_gantt.html"
 
 
 class RunTrace:
-    """Collects the spans of each iteration between two calls of :meth:`next`.
+    """Writes the spans of each iteration as a line of ``timing_spans.jsonl``.
 
-    With ``enable_trace``, every span is written to ``trace_events.jsonl``. With either setting, the
-    spans of an iteration are written as a line of ``timing_spans.jsonl``, and every
-    ``span_chart_every`` steps they are plotted to ``iteration_NNNNNN/timing_gantt.html``. With
-    neither, nothing is recorded.
+    With ``enable_trace`` every span is also written to ``trace_events.jsonl``. Every
+    ``span_chart_every`` steps the chart of the iteration is written to
+    ``iteration_NNNNNN/timing_gantt.html``, as in the official cookbook.
     """
 
     def __init__(self, log_path: str, enable_trace: bool, span_chart_every: int) -> None:
@@ -36,21 +35,21 @@ class RunTrace:
         """Starts iteration ``step``; the run's folder must exist."""
         if self._enabled:
             trace_init(output_file=str(self._folder / EVENTS_FILE))
-        if self._enabled or self._chart_every > 0:
-            self._window = self._stack.enter_context(trace_iteration(step))
+        # One window for the run: tasks that last longer than an iteration keep that in which they
+        # started.
+        self._window = self._stack.enter_context(trace_iteration(step))
 
     def next(self, step: int) -> None:
-        """Ends iteration ``step``, writes its spans, and starts the next one."""
+        """Ends iteration ``step`` and writes the spans that have ended since the call before."""
         if self._window is None:
             return
-        window = self._window
-        self._stack.close()
-        window.write_spans_jsonl(self._folder / SPANS_FILE, step)
+        done = IterationWindow()
+        done.merge_spans(self._window.take_spans())
+        done.write_spans_jsonl(self._folder / SPANS_FILE, step)
         if self._chart_every > 0 and step % self._chart_every == 0:
             folder = self._folder / f"iteration_{step:06d}"
             folder.mkdir(exist_ok=True)
-            save_gantt_chart_html(window, step, folder / CHART_FILE)
-        self._window = self._stack.enter_context(trace_iteration(step + 1))
+            save_gantt_chart_html(done, step, folder / CHART_FILE)
 
     def close(self) -> None:
         """Ends the recording; spans of an unfinished iteration are only in the trace file."""

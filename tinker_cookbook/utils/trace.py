@@ -4,7 +4,8 @@ Three ways to look at the same spans:
 
 - ``with trace_iteration(step) as window`` collects the spans of one iteration;
   ``window.get_timing_metrics()`` gives ``time/NAME``
-- ``save_gantt_chart_html`` writes a chart of a window as one self-contained page
+- ``save_gantt_chart_html`` writes a chart of a window as one self-contained page; the page of
+  ``tinker_cookbook.view`` has the charts of all steps
 - after ``trace_init`` each span also goes to a JSONL file in the Chrome trace event format, for
   https://ui.perfetto.dev (``python -m tinker_cookbook.utils.trace IN.jsonl OUT.json`` makes the
   JSON array that chrome://tracing reads)
@@ -18,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
-import html
 import inspect
 import json
 import sys
@@ -33,6 +33,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tinker_cookbook.leaves import load_leaf
 from tinker_cookbook.run.loggers import RunStore
 
 __all__ = [
@@ -206,6 +207,12 @@ class IterationWindow:
         with self._lock:
             self.spans.extend(spans)
 
+    def take_spans(self) -> list[SpanRecord]:
+        """Removes the spans that it has collected, and returns them."""
+        with self._lock:
+            taken, self.spans = self.spans, []
+        return taken
+
     def finish(self, total_seconds: float) -> None:
         """Sets the duration of the whole iteration."""
         self._total_time = total_seconds
@@ -278,49 +285,19 @@ class IterationWindow:
             return list(self.spans)
 
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 13px system-ui, sans-serif; margin: 1.5rem; }}
-.row {{ display: flex; align-items: center; margin: 1px 0; }}
-.name {{ width: 16rem; flex: none; overflow: hidden; text-overflow: ellipsis; }}
-.line {{ position: relative; flex: 1; height: 1rem; background: #f3f4f6; }}
-.span {{ position: absolute; top: 0; bottom: 0; min-width: 1px; background: #2563eb99; }}
-</style></head><body><h1>{title}</h1><p>{total:.3f} s from left to right; hover for seconds.</p>
-{rows}
-</body></html>
-"""
-
-
 def save_gantt_chart_html(window: IterationWindow, step: int, path: Path | str) -> None:
     """Writes a chart of the spans over time, a row for each name, as one self-contained page.
 
-    Nothing is written if there are no spans.
+    Nothing is written if there are no spans. ``python -m tinker_cookbook.view`` shows the same
+    chart of each step in ``timing_spans.jsonl``.
 
     Args:
         window: The iteration.
         step: Step number in the title.
         path: The HTML file.
     """
-    spans = window.get_span_dicts()
-    if not spans:
-        return
-    # At least a microsecond, so that spans without duration divide by something.
-    total = max(max(span["wall_end"] for span in spans), 1e-6)
-    bars: dict[str, list[str]] = {}
-    for span in sorted(spans, key=lambda span: span["wall_start"]):
-        left = 100 * span["wall_start"] / total
-        width = 100 * (span["wall_end"] - span["wall_start"]) / total
-        label = f"{span['wall_start']:.3f} s, for {span['duration']:.3f} s"
-        bars.setdefault(span["name"], []).append(
-            f'<div class="span" title="{label}" style="left:{left:.3f}%;width:{width:.3f}%"></div>'
-        )
-    rows = "\n".join(
-        f'<div class="row"><div class="name">{html.escape(name)}</div>'
-        f'<div class="line">{"".join(parts)}</div></div>'
-        for name, parts in bars.items()
-    )
-    page = _PAGE.format(title=f"Iteration {step}: where the time went", total=total, rows=rows)
-    Path(path).write_text(page, encoding="utf-8")
+    if spans := window.get_span_dicts():
+        load_leaf("view.report", "a chart of the spans").write_chart(step, spans, Path(path))
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse
 
-from tinker_cookbook.view import data
+from tinker_cookbook.view import data, files
 from tinker_cookbook.view.page import page_html
 
 
@@ -62,5 +62,13 @@ def make_app(folder: Path, key: str | None = None) -> FastAPI:
     @app.get("/api/problem")
     def problem(name: str, problem: str) -> Any:
         return found(lambda: data.problem(runs.path_of(name), problem))
+
+    @app.get("/api/timing")
+    def timing(name: str, step: int | None = None) -> Any:
+        return found(lambda: files.timing(runs.path_of(name), step))
+
+    @app.get("/api/tree")
+    def tree(name: str, file: str | None = None) -> Any:
+        return found(lambda: files.tree(runs.path_of(name), file))
 
     return app

@@ -22,6 +22,7 @@ from tinker_cookbook.run.best import METRICS, lower_is_better
 from tinker_cookbook.run.jsonl import Row
 from tinker_cookbook.run.scan import RunFolder, find_run_folders, read_run_folder
 from tinker_cookbook.view.causes import add_evidence, find_causes
+from tinker_cookbook.view.files import has_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,6 +62,7 @@ class Runs:
             "metrics": metrics_of(run.rows),
             "record": {str(step): splits for step, splits in Record(run.path).steps().items()},
             "causes": self._causes(run),
+            "has": has_files(run.path),
             "error": run.error,
             "problem": run.problem,
         }

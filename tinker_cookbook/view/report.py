@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.record.read import Record
 from tinker_cookbook.run.paths import write_atomically
-from tinker_cookbook.view import data
+from tinker_cookbook.view import data, files
 from tinker_cookbook.view.page import page_html
 
 
@@ -24,7 +24,10 @@ def write_report(folder: Path, out: Path) -> Path:
     for row in listed["runs"]:
         name = row["name"]
         path = runs.path_of(name)
-        parts.append(_element("run", {"name": name}, runs.run(name)))
+        parts.append(_element("run", {"name": name}, run := runs.run(name)))
+        for kind in run["has"]:
+            every = getattr(files, kind)(path, every=True)
+            parts.append(_element(kind, {"name": name}, every))
         problems: set[str] = set()
         for step, splits in Record(path).steps().items():
             for split in splits:
@@ -38,12 +41,26 @@ def write_report(folder: Path, out: Path) -> Path:
             parts.append(
                 _element("problem", {"name": name, "problem": key}, data.problem(path, key))
             )
-    html, _ = page_html("".join(parts))
+    _write(out, page_html("".join(parts))[0])
+    return out
+
+
+def write_chart(step: int, spans: list[dict[str, Any]], out: Path) -> None:
+    """Writes the timeline of one step as a page of its own.
+
+    ``spans`` have ``name``, ``wall_start`` and ``wall_end`` in seconds.
+    """
+    run = {"name": "run", "title": f"Step {step}", "has": ["timing"]}
+    shown = {"steps": [step], "spans": {step: files.spans_of(spans)}}
+    parts = [_element("run", {"name": "run"}, run), _element("timing", {"name": "run"}, shown)]
+    _write(out, page_html("".join(parts), "run=run&tab=timing&only=1")[0])
+
+
+def _write(out: Path, html: str) -> None:
     try:
         write_atomically(out.resolve(), html.encode())
     except OSError as error:
         raise ConfigurationError(f"out: {out} cannot be written: {error.strerror}") from error
-    return out
 
 
 def _element(path: str, parameters: dict[str, Any], content: Any) -> str:

@@ -75,7 +75,7 @@ class CLIConfig(TrainingConfig):
         default=0.02, doc="Weight of the KL penalty towards stage 1; 0: none"
     )
     num_groups_to_log: int = chz.field(
-        default=4, doc="Groups per step of stage 3 whose transcripts are written"
+        default=4, doc="Groups per step of stage 3 whose conversations and logs are written"
     )
 
     log_path: str = chz.field(default=DEFAULT_LOG_PATH, doc="Folder of the stages' folders")

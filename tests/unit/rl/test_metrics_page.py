@@ -65,7 +65,7 @@ def test_every_metric_of_a_run_is_explained(stories_model, tmp_path: Path, mode)
 
 
 def _check_transcripts(log_path: Path) -> None:
-    """Every episode has a row with text, and what its environment logged is on the page."""
+    """Every episode has a row with text, and what its environment logged is in the tree."""
     for step in range(2):
         folder = log_path / f"iteration_{step:06d}"
         lines = (folder / "train_rollout_summaries.jsonl").read_text().splitlines()
@@ -79,6 +79,6 @@ def _check_transcripts(log_path: Path) -> None:
         for group in range(2):
             advantages = [row["advantage"] for row in summaries if row["group_idx"] == group]
             assert sum(advantages) == pytest.approx(0, abs=1e-9)
-        page = (folder / "train.html").read_text()
-        assert page.count("heard: ") == 8
-    assert (log_path / "iteration_000002" / "eval_test.html").exists()
+        tree = (folder / "train_logtree.json").read_text()
+        assert tree.count("heard: ") == 8
+    assert (log_path / "iteration_000002" / "eval_test_logtree.json").exists()

@@ -63,8 +63,8 @@ def test_transcripts_and_the_final_checkpoint_are_there(stories_model, tmp_path,
         *("evaluating", "saving a checkpoint"),
     ]
     names = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.glob("iteration_*/*"))
-    assert "iteration_000000/train.html" in names
-    assert "iteration_000000/eval_test.html" in names
+    assert "iteration_000000/train_logtree.json" in names
+    assert "iteration_000000/eval_test_logtree.json" in names
     assert "iteration_000001/train_rollout_summaries.jsonl" in names
     assert "iteration_000002/eval_test_rollout_summaries.jsonl" in names
     lines = (tmp_path / "iteration_000001/train_rollout_summaries.jsonl").read_text().splitlines()
@@ -74,7 +74,7 @@ def test_transcripts_and_the_final_checkpoint_are_there(stories_model, tmp_path,
     mine = [episode for episode in episodes if episode["group_idx"] == 0]
     total = sum(episode["total_reward"] for episode in mine)
     assert mine[0]["advantage"] == pytest.approx(mine[0]["total_reward"] - total / 4)
-    assert "heard:" in (tmp_path / "iteration_000000/train.html").read_text()
+    assert "heard:" in (tmp_path / "iteration_000000/train_logtree.json").read_text()
     line = json.loads((tmp_path / "checkpoints.jsonl").read_text())
     assert line["final"]
     assert line["batch"] == 2

@@ -1,23 +1,18 @@
-"""Transcripts: rows for machines, pages for people, and what a stopped run leaves."""
+"""Transcripts: a row for each episode, and trees with what environments logged."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
 import math
-import re
-from html.parser import HTMLParser
 from pathlib import Path
 
-import PIL.Image
 import pytest
 import tinker
 from talk_samples import ASK, END, answers, encode, group_of, talk, tokenizer
 
 from tinker_cookbook.rl.advantages import compute_advantages
-from tinker_cookbook.rl.report.transcript_text import LoggedGroup, TokenText, plain
+from tinker_cookbook.rl.report.transcript_text import LoggedGroup, TokenText
 from tinker_cookbook.rl.report.transcripts import TranscriptWriter, group_log
 from tinker_cookbook.rl.types import RolloutError, StopReason, Trajectory, Transition
 from tinker_cookbook.utils import logtree
@@ -35,39 +30,6 @@ def rows_of(folder: Path, split: str = "train") -> list[dict]:
 
     lines = (folder / f"{split}_rollout_summaries.jsonl").read_text().splitlines()
     return [json.loads(line, parse_constant=forbid) for line in lines]
-
-
-class Page(HTMLParser):
-    """Text of each element with an id, and of the whole page; fails on bad nesting."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[tuple[str, str | None]] = []
-        self.by_id: dict[str, str] = {}
-        self.text = ""
-        self.links: list[str] = []
-        self.tags: list[str] = []
-        self.feed(html)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.tags.append(tag)
-        if "href" in given:
-            self.links.append(str(given["href"]))
-        if tag != "meta":
-            self.open.append((tag, given.get("id")))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data):
-        if ("style", None) in self.open:
-            return
-        self.text += data
-        for _, name in self.open:
-            if name is not None:
-                self.by_id[name] = self.by_id.get(name, "") + data
 
 
 def write(path: Path, groups, tags=None, split="train", iteration=3, **options) -> Path:
@@ -130,30 +92,24 @@ def test_a_prompt_that_does_not_extend_the_turn_before_is_shown_from_the_first_d
     )  # fmt: skip
     text = TokenText(tokenizer()).episode(episode)
     assert first[:3] == second[:3]
-    assert plain(text.turns[1].prompt) == "X new"
+    assert text.turns[1].prompt == "X new"
     assert text.turns[1].num_new_tokens == 5
-    assert text.final == []  # the final observation belongs to the first turn alone
+    assert text.final == ""  # the final observation belongs to the first turn alone
 
 
-def test_images_stand_where_they_are(tmp_path: Path):
-    picture = io.BytesIO()
-    PIL.Image.new("RGB", (2000, 30), "red").save(picture, "PNG")
-    image = tinker.types.ImageChunk(data=picture.getvalue(), format="png", expected_tokens=7)
-    other = tinker.types.ImageChunk(data=b"2", format="png", expected_tokens=7)
+def test_images_stand_where_they_are():
+    image, other = (
+        tinker.types.ImageChunk(data=data, format="png", expected_tokens=7) for data in (b"1", b"2")
+    )
     chunks = [tinker.EncodedTextChunk(tokens=encode(f"{ASK}a")), image]
     ob = tinker.ModelInput(chunks=[*chunks, tinker.EncodedTextChunk(tokens=encode(ASK))])
     text = TokenText(tokenizer())
-    assert plain(text.prompt(ob)) == f"{ASK}a[image: 7 tokens]{ASK}"
+    assert text.prompt(ob) == f"{ASK}a[image: 7 tokens]{ASK}"
     swapped = tinker.ModelInput(chunks=[chunks[0], other])
     answer = talk(("q", END, 0.0)).transitions[0].ac
     turns = [Transition(ob, answer, 0.0, False), Transition(swapped, answer, 0.0, True)]
     (_, second) = text.episode(Trajectory(turns, tinker.ModelInput.empty())).turns
-    assert (plain(second.prompt), second.num_new_tokens) == ("[image: 7 tokens]", 7)
-    # The page has a small copy; of data that is no image, only its name.
-    group = group_of(Trajectory(turns, tinker.ModelInput.empty()))
-    html = (write(tmp_path, [group]) / "train.html").read_text()
-    (small,) = re.findall(r'<img src="data:image/jpeg;base64,([^"]*)"', html)
-    assert PIL.Image.open(io.BytesIO(base64.b64decode(small))).size == (256, 4)
+    assert (second.prompt, second.num_new_tokens) == ("[image: 7 tokens]", 7)
 
 
 @pytest.mark.shared
@@ -163,42 +119,12 @@ def test_sentencepiece_keeps_the_space_between_prompt_and_answer(stories_model):
     stories = AutoTokenizer.from_pretrained(stories_model)
     whole = stories.encode("Once upon a time there was a dog")
     text = TokenText(stories)
-    parts = [text.pieces(whole[:4]), text.pieces(whole[4:], before=whole[:4])]
-    assert "".join(map(plain, parts)) == stories.decode(whole)
-    assert plain(parts[1]).startswith(" ")
+    parts = [text.text(whole[:4]), text.text(whole[4:], before=whole[:4])]
+    assert "".join(parts) == stories.decode(whole)
+    assert parts[1].startswith(" ")
 
 
-def test_the_page_shows_groups_samples_and_turns(tmp_path: Path):
-    group = group_of(HINTS, talk((f"{ASK}number?", "  <b>\n7", 0.0)))
-    groups = [group, answers(0.0, 0.0, 0.0), answers(1.0, 1.0)]
-    groups[1].rollout_errors.append(RolloutError("TimeoutError", "member 2"))
-    advantages = [list(a) for a in compute_advantages(groups)]
-    folder = write(
-        tmp_path, groups, [["guess"], ["sums"], []], advantages=advantages, num_groups_to_log=2
-    )
-    page = Page((folder / "train.html").read_text())
-    assert set(page.by_id) == {
-        "group-0", "group-0-sample-0", "group-0-sample-1", "group-1",
-        *(f"group-1-sample-{i}" for i in range(3)),
-    }  # fmt: skip
-    assert page.links == ["#group-0", "#group-1"]  # the third is in the table only
-    assert "Iteration 3 · train" in page.text
-    assert "Only the table has 1 more group;" in page.text
-    # The prompt that all share stands once.
-    assert page.by_id["group-0"].count(f"{ASK}number?") == 1
-    best, other = page.by_id["group-0-sample-0"], page.by_id["group-0-sample-1"]
-    facts = ["reward 1.000", "advantage +0.500", "completed", "6 tokens", "2 turns"]
-    for part in [*facts, f"10{END}", f"{ASK}higher", f"15{END}", f"{ASK}right!", "hint", "valid"]:
-        assert part in best, part
-    assert best.index(f"10{END}") < best.index("higher") < best.index(f"15{END}")
-    assert "  <b>\n7" in other  # whitespace kept, markup shown
-    assert '10<span class="rl-special">&lt;|end|&gt;</span>' in (folder / "train.html").read_text()
-    assert "cut off" in other
-    assert "nothing to learn from" in page.by_id["group-1"]
-    assert "TimeoutError: member 2" in page.by_id["group-1"]
-
-
-def test_what_environments_log_is_with_their_sample(tmp_path: Path):
+def test_the_tree_has_the_conversation_and_the_log_of_each_member(tmp_path: Path):
     async def member(index: int) -> None:
         with logtree.scope_div(data__member=index), logtree.scope_header(f"grading {index}"):
             await asyncio.sleep(0)
@@ -212,14 +138,41 @@ def test_what_environments_log_is_with_their_sample(tmp_path: Path):
 
     logs = [asyncio.run(play(i)) for i in range(2)]
     assert logs[1] is None
-    groups = [answers(0.0, 1.0), answers(0.0, 1.0)]
-    folder = write(tmp_path, groups, logs=logs, num_groups_to_log=1)
-    page = Page((folder / "train.html").read_text())
-    for i in range(2):
-        assert f"said by {i}" in page.by_id[f"group-0-sample-{i}"]
-        assert f"said by {1 - i}" not in page.by_id[f"group-0-sample-{i}"]
-    assert page.by_id["group-0"].count("drawn 0") == 1
-    assert "drawn 1" not in page.text
+    known = [{"role": "user", "content": "number?"}, {"role": "assistant", "content": "7"}]
+    group = group_of(HINTS, talk((f"{ASK}number?", "7", 0.0), messages=json.dumps(known)))
+    group.rollout_errors.append(RolloutError("TimeoutError", "member 2"))
+    advantages = [list(a) for a in compute_advantages([group, answers(0.0, 1.0)])]
+    folder = write(
+        tmp_path, [group, answers(0.0, 1.0)], [["guess"], []], logs=logs, advantages=advantages,
+        num_groups_to_log=1,
+    )  # fmt: skip
+    tree = json.loads((folder / "train_logtree.json").read_text())
+    (shown,) = tree["root"]["children"]
+    assert shown["data"] == {"group_idx": 0, "tags": ["guess"], "rewards": [1.0, 0.0]}
+    texts = json.dumps(shown["children"][:3])
+    assert "TimeoutError: member 2" in texts
+    assert "drawn 0" in texts
+    for index, (node, messages) in enumerate(
+        zip(
+            shown["children"][3:],
+            [
+                [
+                    {"role": "environment", "content": f"{ASK}number?"},
+                    {"role": "assistant", "content": f"10{END}"},
+                    {"role": "environment", "content": f"{ASK}higher"},
+                    {"role": "assistant", "content": f"15{END}"},
+                    {"role": "environment", "content": f"{ASK}right!"},
+                ],
+                known,
+            ],
+            strict=True,
+        )
+    ):
+        heading, conversation, log = node["children"]
+        assert heading["children"][0].startswith(f"Sample {index} · reward {1 - index:.3f}")
+        assert conversation["data"] == {"type": "conversation", "messages": messages}
+        assert f"said by {index}" in json.dumps(log)
+        assert f"said by {1 - index}" not in json.dumps(log)
 
 
 def test_settings_say_which_files_there_are(tmp_path: Path):
@@ -228,9 +181,7 @@ def test_settings_say_which_files_there_are(tmp_path: Path):
     def names(name: str, **options) -> list[str]:
         return sorted(p.name for p in write(tmp_path / name, groups, **options).iterdir())
 
-    assert names("all") == ["train.html", "train_logtree.json", "train_rollout_summaries.jsonl"]
-    assert names("html", json_export=False) == ["train.html"]
+    assert names("all") == ["train_logtree.json", "train_rollout_summaries.jsonl"]
+    assert names("tree", json_export=False) == ["train_logtree.json"]
     assert names("rows", num_groups_to_log=0) == ["train_rollout_summaries.jsonl"]
-    assert names("test", split="eval_test", json_export=False) == ["eval_test.html"]
-    tree = json.loads((tmp_path / "all/iteration_000003/train_logtree.json").read_text())
-    assert tree["root"]["tag"] == "body"
+    assert names("test", split="eval_test", json_export=False) == ["eval_test_logtree.json"]

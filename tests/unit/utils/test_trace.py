@@ -48,11 +48,13 @@ def test_an_iteration_has_the_time_of_each_span():
 
 
 def test_a_run_writes_its_spans_as_its_settings_ask(tmp_path):
-    quiet = RunTrace(str(tmp_path), enable_trace=False, span_chart_every=0)
+    quiet = RunTrace(str(tmp_path / "quiet"), enable_trace=False, span_chart_every=0)
+    (tmp_path / "quiet").mkdir()
     quiet.start(1)
+    inner()
     quiet.next(1)
     quiet.close()
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in (tmp_path / "quiet").iterdir()] == ["timing_spans.jsonl"]
     trace = RunTrace(str(tmp_path), enable_trace=True, span_chart_every=2)
     trace.start(1)
     for step in (1, 2):

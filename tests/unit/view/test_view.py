@@ -16,6 +16,8 @@ from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.record.episodes import RecordedGroup, TrainedDatum, turn_table
 from tinker_cookbook.record.write import RecordWriter
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
+from tinker_cookbook.utils import logtree
+from tinker_cookbook.utils.trace import IterationWindow, save_gantt_chart_html
 from tinker_cookbook.view.app import make_app
 from tinker_cookbook.view.page import page_html
 from tinker_cookbook.view.report import write_report
@@ -143,3 +145,48 @@ def test_the_server_reads_and_needs_its_key(tmp_path):
     assert client.get("/api/run", params={"name": "../../etc"}).status_code == 404
     for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval(", "document.write", "://"):
         assert name not in page_html()[0].replace("http://www.w3.org/2000/svg", "")
+
+
+def test_spans_and_logs_of_a_run_have_tabs(tmp_path, browser):
+    folder = tmp_path / "runs" / "one"
+    write_run(folder)
+    for step in (1, 2, 2):  # a resumed run writes a step again
+        window = IterationWindow()
+        window.record_span("train_step", 10.0, 10.0 + step)
+        for _ in range(3):
+            window.record_span("rollout", 9.0, 10.0)
+        window.write_spans_jsonl(folder / "timing_spans.jsonl", step)
+    with (folder / "timing_spans.jsonl").open("a") as file:
+        file.write('{"step": 3, "spans": [{"na')  # a crash
+    with logtree.init_trace("Step") as trace:
+        with logtree.scope_header("grading"):
+            logtree.log_text(TEXTS[2].decode() + TEXTS[4].decode())
+            logtree.log_html("<b>bold</b>" + TEXTS[2].decode() + TEXTS[3].decode())
+        logtree.log_formatter(logtree.ConversationFormatter([{"role": "user", "content": "2?"}]))
+    logtree.write_trace_json(trace, folder / "iteration_000001" / "train_logtree.json")
+    report = write_report(tmp_path / "runs", tmp_path / "report.html")
+    browser.open(report.as_uri())
+    text = shown(browser, "run=one&tab=timing", "train_step")
+    assert "rollout\t3\t3\t1\t1" in text
+    # Three spans at once are in three lanes.
+    lanes = "new Set([...document.querySelectorAll('rect')].map((bar) => bar.y.baseVal.value))"
+    assert browser.run(f"{lanes}.size") == 4
+    browser.run("document.querySelector('[aria-label=\"step before\"]').click(), 1")
+    browser.wait("location.hash.includes('step=1')")
+    text = shown(browser, "run=one&tab=tree", "grading")
+    for part in (TEXTS[2].decode() + "a⟨U+202e⟩b⟨U+001b⟩[31m", "bold", "2?"):
+        assert part in text
+    assert browser.run("document.querySelectorAll('main script, main img[src]').length") == 0
+    # A report of logtree and the chart of a step are pages of their own.
+    chart = tmp_path / "chart.html"
+    save_gantt_chart_html(window, 2, chart)
+    browser.open(chart.as_uri())
+    browser.wait("document.querySelectorAll('rect').length === 4")
+    assert "Settings" not in browser.run("document.body.innerText")
+    with logtree.init_trace("Report", tmp_path / "tree.html"), logtree.scope_header("grading"):
+        logtree.log_text(TEXTS[2].decode())
+    browser.open((tmp_path / "tree.html").as_uri())
+    browser.wait("document.querySelector('section h2').innerText === 'grading'")
+    assert browser.run("document.querySelectorAll('script').length") == 0
+    # The policy of the page refuses code in logged HTML.
+    assert [one for one in browser.problems if "inline event handler violates" not in one] == []

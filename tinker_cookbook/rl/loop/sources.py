@@ -44,6 +44,7 @@ from tinker_cookbook.utils.command_line.entrypoint import program_takes
 from tinker_cookbook.utils.error_logs import only_to_file
 from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.logtree import Trace
+from tinker_cookbook.utils.trace import scope_span_sync
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +214,8 @@ class RolloutWorker:
         ).derived(*group.position)
         try:
             place = RolloutPlace(config.log_path, ("train", *group.position))
-            with at_place(place), group_log(group.index < config.num_groups_to_log) as group.log:
+            logged = group.index < config.num_groups_to_log
+            with scope_span_sync("rollout"), at_place(place), group_log(logged) as group.log:
                 group.result = await run_group(
                     group.builder, policy, strategy=self._strategy, config=self._rollout_config
                 )

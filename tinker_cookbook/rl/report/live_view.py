@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.text import Text
 
 from tinker_cookbook.rl.advantages import is_constant
-from tinker_cookbook.rl.report.transcript_text import TokenText, number, plain, plural
+from tinker_cookbook.rl.report.transcript_text import TokenText, number, plural
 from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.training.estimate import short_count
 from tinker_cookbook.utils.activity import activity, short_time
@@ -172,7 +172,7 @@ def _transcript(group: TrajectoryGroup, text: TokenText) -> str:
     best, worst = max(members, key=rewards.__getitem__), min(members, key=rewards.__getitem__)
     lines = []
     if first := group.trajectories_G[best].transitions:
-        prompt = plain(text.prompt(first[0].ob))
+        prompt = text.prompt(first[0].ob)
         # The question is at the end of a prompt, after system messages and examples.
         cut = "…" if len(prompt) > _PROMPT_CHARS else ""
         lines += f"{cut}{visible(prompt[-_PROMPT_CHARS:])}".rstrip().splitlines()
@@ -182,9 +182,8 @@ def _transcript(group: TrajectoryGroup, text: TokenText) -> str:
         lines.append(f"── {name}: reward {number(rewards[member])}, {trajectory.stop_reason} ──")
         # The first prompt is shown above; later ones show what the environment answered.
         episode = text.episode(trajectory)
-        parts = [piece for turn in episode.turns for piece in (*turn.prompt, *turn.answer)]
-        parts = parts[len(episode.turns[0].prompt) if episode.turns else 0 :]
-        whole = visible(plain([*parts, *episode.final])).strip() or "(nothing)"
+        parts = [part for turn in episode.turns for part in (turn.prompt, turn.answer)]
+        whole = visible("".join([*parts[1:], episode.final])).strip() or "(nothing)"
         if len(whole) > _EPISODE_CHARS:
             half = _EPISODE_CHARS // 2
             dropped = len(whole) - 2 * half

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from tinker_cookbook.display import LEAD, decode_after, special_ids
-from tinker_cookbook.image_processing_utils import thumbnail_uri
+from tinker_cookbook.display import LEAD, decode_after
 from tinker_cookbook.rl.types import Observation, Trajectory, TrajectoryGroup
 from tinker_cookbook.utils.logtree import Trace
 
@@ -23,29 +22,18 @@ class Image:
 
     length: int
     key: str
-    chunk: Any = field(default=None, compare=False, repr=False)
 
 
 Item: TypeAlias = int | Image
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Text of one kind; ``special`` is a token such as ``<|im_end|>``."""
-
-    text: str
-    special: bool = False
-    image: str = ""
-    """Data URI of a small copy of an image."""
-
-
-@dataclass(frozen=True)
 class TurnText:
     """One turn: the part of the prompt that earlier turns did not show, and the answer."""
 
-    prompt: list[Piece]
+    prompt: str
     num_new_tokens: int
-    answer: list[Piece]
+    answer: str
 
 
 @dataclass(frozen=True)
@@ -53,7 +41,7 @@ class EpisodeText:
     """All turns of an episode; ``final`` is what the environment added after the last answer."""
 
     turns: list[TurnText]
-    final: list[Piece]
+    final: str
 
 
 @dataclass
@@ -80,9 +68,8 @@ class TokenText:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self._tokenizer = tokenizer
-        self._special = set() if tokenizer is None else special_ids(tokenizer)
         # The members of a group have the same prompt.
-        self._cache: dict[tuple[tuple[Item, ...], tuple[Item, ...]], list[Piece]] = {}
+        self._cache: dict[tuple[tuple[Item, ...], tuple[Item, ...]], str] = {}
 
     def episode(self, trajectory: Trajectory) -> EpisodeText:
         """Returns the text of an episode; a prompt that extends the turn before is not repeated."""
@@ -94,62 +81,43 @@ class TokenText:
             new = prompt[start:]
             turns.append(
                 TurnText(
-                    prompt=self.pieces(new, before=prompt[:start]),
+                    prompt=self.text(new, before=prompt[:start]),
                     num_new_tokens=sum(getattr(item, "length", 1) for item in new),
                     # Answers differ, so only prompts are cached.
-                    answer=self.pieces(answer, before=prompt, keep=False),
+                    answer=self.text(answer, before=prompt, keep=False),
                 )
             )
             seen = [*prompt, *answer]
         # The final observation may be empty, or drop parts of earlier turns; then it is not shown.
         last = _items(trajectory.final_ob)
         extends = bool(seen) and _common_prefix(seen, last) == len(seen)
-        final = self.pieces(last[len(seen) :], before=seen) if extends else []
+        final = self.text(last[len(seen) :], before=seen) if extends else ""
         return EpisodeText(turns, final)
 
-    def prompt(self, observation: Observation) -> list[Piece]:
+    def prompt(self, observation: Observation) -> str:
         """Returns the whole prompt."""
-        return self.pieces(_items(observation))
+        return self.text(_items(observation))
 
-    def pieces(
-        self, items: Sequence[Item], before: Sequence[Item] = (), keep: bool = True
-    ) -> list[Piece]:
+    def text(self, items: Sequence[Item], before: Sequence[Item] = (), keep: bool = True) -> str:
         """Returns the text of ``items``, which follow ``before``; ``keep`` caches it."""
         key = (tuple(items), tuple(before[-LEAD:]))
         if key in self._cache:
             return self._cache[key]
-
-        def kind_of(item: Item) -> str:
-            if isinstance(item, Image):
-                return "image"
-            return "special" if item in self._special else "text"
-
-        found: list[Piece] = []
-        everything, position = [*key[1], *items], len(key[1])
-        # Special tokens and images become separate pieces.
-        for kind, run in groupby(items, kind_of):
+        found, everything, position = "", [*key[1], *items], len(key[1])
+        for is_image, run in groupby(items, lambda item: isinstance(item, Image)):
             part = list(run)
             # Decoded with the tokens before: a decoder drops the space of its first token.
             lead = _tokens(everything[max(0, position - LEAD) : position])
             position += len(part)
-            if kind == "image":
-                for item in part:
-                    name = f"[image: {getattr(item, 'length', 1)} tokens]"
-                    found.append(Piece(name, True, thumbnail_uri(getattr(item, "chunk", None))))
+            if is_image:
+                found += "".join(f"[image: {getattr(item, 'length', 1)} tokens]" for item in part)
             elif self._tokenizer is None:
-                found.append(Piece("".join(f"[{token}]" for token in part)))
+                found += "".join(f"[{token}]" for token in part)
             else:
-                found.append(
-                    Piece(decode_after(self._tokenizer, lead, _tokens(part)), kind == "special")
-                )
+                found += decode_after(self._tokenizer, lead, _tokens(part))
         if keep:
             self._cache[key] = found
         return found
-
-
-def plain(pieces: Sequence[Piece]) -> str:
-    """Returns the text of all pieces."""
-    return "".join(piece.text for piece in pieces)
 
 
 def number(value: float, sign: bool = False) -> str:
@@ -175,7 +143,7 @@ def _items(observation: Observation) -> list[Item]:
         else:
             # Compared within this process only, so a hash is enough.
             source = getattr(chunk, "data", None) or getattr(chunk, "location", None)
-            items.append(Image(chunk.length, str(hash(source)), chunk))
+            items.append(Image(chunk.length, str(hash(source))))
     return items
 
 

@@ -1,13 +1,14 @@
-"""Transcripts of the sampled episodes, for people (HTML) and for programs (JSON lines).
+"""Files of the sampled episodes that readers of the official cookbook expect.
 
-A step writes to ``log_path/iteration_NNNNNN/``: ``train.html`` with the first
-``num_groups_to_log`` groups in full and a table of all groups, ``train_logtree.json`` with the
-same page as a tree, and ``train_rollout_summaries.jsonl`` with a line for each episode. An
-evaluation writes ``eval_LABEL.…`` to the same folder. Each file is complete or absent.
+A step writes to ``log_path/iteration_NNNNNN/``: ``train_rollout_summaries.jsonl`` with a line for
+each episode, and ``train_logtree.json`` with the conversations and the logs of the environments of
+the first ``num_groups_to_log`` groups. An evaluation writes ``eval_LABEL_…`` to the same folder.
+Each file is complete or absent. The page of ``tinker_cookbook.view`` shows them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -17,17 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import TrainingError
 from tinker_cookbook.rl.report.episode_rows import episode_row, json_value
-from tinker_cookbook.rl.report.transcript_html import transcript_page
-from tinker_cookbook.rl.report.transcript_text import LoggedGroup, TokenText, plain, plural
+from tinker_cookbook.rl.report.transcript_text import LoggedGroup, TokenText, number
 from tinker_cookbook.run.background import BackgroundWriter
 from tinker_cookbook.run.jsonl import encode_row
 from tinker_cookbook.run.paths import local_path, write_atomically
 from tinker_cookbook.utils.logtree import (
+    Node,
     Trace,
     init_trace,
     scope_disable,
     write_trace_json,
 )
+from tinker_cookbook.utils.logtree.nodes import Child
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,7 +44,7 @@ def group_log(enabled: bool = True) -> Iterator[Trace | None]:
             yield None
         return
     with init_trace("group") as trace:
-        trace.root.children.clear()  # the page has its own heading
+        trace.root.children.clear()  # the tree of the step has its own headings
         yield trace
 
 
@@ -54,8 +56,8 @@ def iteration_dir(log_path: str | os.PathLike[str], iteration: int) -> str:
 class TranscriptWriter(BackgroundWriter):
     """Writes the transcripts of a run in a thread, one step after the other.
 
-    ``num_groups_to_log`` groups are shown in full by the HTML; 0 writes no HTML. Without a
-    tokenizer, tokens are shown as numbers.
+    ``num_groups_to_log`` groups are in the tree; 0 writes no tree. ``json_export`` writes a row for
+    each episode. Without a tokenizer, tokens are shown as numbers.
     """
 
     def __init__(
@@ -97,14 +99,10 @@ class TranscriptWriter(BackgroundWriter):
                 # Atomic, so that a run that is killed leaves a whole file or none.
                 write_atomically(local_path(f"{base}_rollout_summaries.jsonl"), b"".join(rows))
             if self.num_groups_to_log > 0:
-                what = f"trained by update {iteration + 1}" if split == "train" else "not trained"
-                subtitle = f"{self.log_path.name} · {what} · {plural(len(entries), 'group')}"
-                title = f"Iteration {iteration} · {split}"
-                page = transcript_page(title, subtitle, entries, self.num_groups_to_log)
-                page.path = local_path(f"{base}.html")
-                page.write()
-                if self.json_export:
-                    write_trace_json(page, f"{base}_logtree.json")
+                tree = Trace(f"Iteration {iteration} · {split}")
+                shown = [entry for entry in entries if entry.index < self.num_groups_to_log]
+                tree.root.add(*map(_group_node, shown))
+                write_trace_json(tree, f"{base}_logtree.json")
         except OSError as error:
             raise TrainingError(
                 f"{base}.…: transcripts cannot be written: {error.strerror or error}; free some "
@@ -133,12 +131,58 @@ def _summary_row(entry: LoggedGroup, member: int, split: str, iteration: int) ->
             "ob_new_len": turn.num_new_tokens,
             "stop_reason": transition.ac.stop_reason,
             "masked": transition.is_masked,
-            "prompt_text": plain(turn.prompt),
-            "action_text": plain(turn.answer),
+            "prompt_text": turn.prompt,
+            "action_text": turn.answer,
         }
     return row | {
         "advantage": entry.advantages[member] if entry.advantages else None,
         "stop_reason": str(trajectory.stop_reason),
         "trajectory_logs": json_value(trajectory.logs),
-        "final_text": plain(text.final),
+        "final_text": text.final,
     }
+
+
+def _group_node(entry: LoggedGroup) -> Node:
+    """Returns a section with the episodes of a group and what their environments logged."""
+    group, rewards = entry.group, entry.group.get_total_rewards()
+    data = {"group_idx": entry.index, "tags": list(entry.tags), "rewards": list(rewards)}
+    title = " · ".join([f"Group {entry.index}", *entry.tags])
+    node = Node("section", {}, [Node("h2", {}, [title])], data)
+    node.add(*(Node("p", {}, [f"while sampling: {error}"]) for error in group.rollout_errors))
+    node.add(*_logged(entry.log, None))
+    for member, trajectory in enumerate(group.trajectories_G):
+        advantage = entry.advantages[member] if entry.advantages else None
+        facts = [f"Sample {member}", f"reward {number(rewards[member])}"]
+        facts += [] if advantage is None else [f"advantage {number(advantage, sign=True)}"]
+        heading = Node("h3", {}, [" · ".join([*facts, str(trajectory.stop_reason)])])
+        data = {"traj_idx": member, "total_reward": rewards[member], "advantage": advantage}
+        shown = [heading, _conversation(entry, member), *_logged(entry.log, member)]
+        node.add(Node("section", {}, shown, data))
+    return node
+
+
+def _conversation(entry: LoggedGroup, member: int) -> Node:
+    """Returns the messages of an episode; of an environment without messages, its text."""
+    known = entry.group.trajectories_G[member].messages
+    messages = json.loads(known) if known else []
+    if not known:
+        text = entry.texts[member]
+        for turn in text.turns:
+            messages.append({"role": "environment", "content": turn.prompt})
+            messages.append({"role": "assistant", "content": turn.answer})
+        if text.final:
+            messages.append({"role": "environment", "content": text.final})
+    return Node("div", data={"type": "conversation", "messages": messages})
+
+
+def _logged(trace: Trace | None, member: int | None) -> list[Child]:
+    """Returns what was logged in the scope of one member, or outside of all such scopes."""
+    found: list[Child] = []
+    for child in [] if trace is None else list(trace.root.children):
+        # ``RolloutStrategy`` marks the scope of a member by this attribute.
+        scope = child.attrs.get("data-member") if isinstance(child, Node) else None
+        # A member that logged nothing has an empty scope.
+        is_empty = scope is not None and isinstance(child, Node) and not child.children
+        if scope == (None if member is None else str(member)) and not is_empty:
+            found.append(child)
+    return found

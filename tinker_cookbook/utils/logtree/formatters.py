@@ -11,9 +11,9 @@ from tinker_cookbook.utils.logtree.nodes import Node
 
 CONVERSATION_CSS = """
 .lt-message { border-left: 3px solid var(--line); padding: 0.1rem 0.75rem; margin: 0.5rem 0; }
-.lt-message-assistant { border-color: var(--accent); background: var(--answer-bg); }
-.lt-role { color: var(--dim); font-size: 0.8rem; font-weight: 600; }
-.lt-thinking { color: var(--dim); font-style: italic; }
+.lt-message-assistant { border-color: var(--accent); background: var(--panel); }
+.lt-role { color: var(--quiet); font-size: 0.8rem; font-weight: 600; }
+.lt-thinking { color: var(--quiet); font-style: italic; }
 """
 
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinker_cookbook.exceptions import TrainingError
+from tinker_cookbook.leaves import load_leaf
 from tinker_cookbook.run.jsonl import encode_row
 from tinker_cookbook.run.paths import write_atomically
-from tinker_cookbook.utils.logtree.nodes import Child, Node, Raw, escape
-
-if TYPE_CHECKING:
-    import jinja2
+from tinker_cookbook.utils.logtree.nodes import Child, Node
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +49,7 @@ class Trace:
 
     def head_html(self) -> str:
         """Returns the content of ``<head>``."""
-        return head_html(self.title, self.css)
+        return page().head_html(self.title, *self.css)
 
     def body_html(self, wrap_body: bool = True) -> str:
         """Returns the body of the page, with or without its ``<body>`` tag."""
@@ -66,7 +63,7 @@ class Trace:
 
     def html(self) -> str:
         """Returns the whole page; it refers to no other file."""
-        return page_html(self.head_html(), self.body_html())
+        return page().document(self.head_html(), self.body_html())
 
     def to_json(self) -> dict[str, Any]:
         """Returns ``{"title", "started_at", "path", "root": {"tag", "attrs", "children",
@@ -158,32 +155,9 @@ def write_trace_json(trace: Trace, path: str | os.PathLike[str]) -> None:
     write_file(Path(path), encode_row(trace.to_json()))
 
 
-@cache
-def _template() -> jinja2.Template:
-    import jinja2  # not at the top: it would slow every start
-
-    env = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        finalize=escape,  # makes control characters visible
-        keep_trailing_newline=True,
-    )
-    # "</style" would end the element early, and the rest would be shown.
-    env.filters["css"] = lambda sheet: Raw(sheet.replace("</", "<\\/"))
-    return env.get_template("page.html.j2")
-
-
-def head_html(
-    title: str, css: Sequence[str], base: str | None = None, links: Sequence[str] = ()
-) -> str:
-    """Returns the content of ``<head>``; ``base`` replaces the default style sheet."""
-    module: Any = _template().module
-    return str(module.head(title, css, base, links))
-
-
-def page_html(head_html: str, body_html: str, lang: str = "en") -> str:
-    """Returns a whole page of two parts in HTML."""
-    return _template().render(head_html=Raw(head_html), body=Raw(body_html), lang=lang)
+def page() -> Any:
+    """Returns the module with the page of the viewer, whose style reports have too."""
+    return load_leaf("view.page", "an HTML report (path=….html)")
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -5,16 +5,36 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+from html import escape
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 # One script, in this order; draw.js runs last because it starts the page.
-_SCRIPTS = ("base", "charts", "runs", "episodes", "examples", "draw")
+_SCRIPTS = ("base", "charts", "runs", "episodes", "examples", "timing", "tree", "draw")
+
+
+def head_html(title: str, *sheets: str, base: str | None = None) -> str:
+    """Returns the content of ``<head>``: the title and the style, which ``sheets`` extend; ``base``
+    replaces that of the page."""
+    style = "\n".join([(_FOLDER / "view.css").read_text() if base is None else base, *sheets])
+    # "</style" would end the element early, and the rest would be shown.
+    style = style.replace("</", "<\\/")
+    return (
+        '<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{style}</style>\n"
+    )
+
+
+def document(head: str, body: str, lang: str = "en") -> str:
+    """Returns an HTML file; ``body`` has its tag."""
+    return f'<!doctype html>\n<html lang="{lang}">\n<head>\n{head}</head>\n{body}</html>\n'
 
 
 @functools.cache
-def page_html(embedded: str = "") -> tuple[str, str]:
-    """Returns the page and its content security policy; ``embedded`` are elements with data.
+def page_html(embedded: str = "", start: str = "") -> tuple[str, str]:
+    """Returns the page and its content security policy; ``embedded`` are elements with data, and
+    ``start`` is the view at the start, as in the address.
 
     The policy lets only this script run, so that text of an episode can never be code.
     """
@@ -28,11 +48,9 @@ def page_html(embedded: str = "") -> tuple[str, str]:
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
         "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    html = (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f"<title>Runs</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f'<div id="page"></div>\n{embedded}<script>{script}</script>\n</body>\n</html>\n'
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n{head_html("Runs")}'
+    body = (
+        f'<body>\n<div id="page" data-start="{escape(start)}"></div>\n'
+        f"{embedded}<script>{script}</script>\n</body>\n"
     )
-    return html, policy
+    return document(head, body), policy

@@ -17,7 +17,7 @@ function make(tag, properties = {}, ...children) {
     else if (name === "value" || name === "checked") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return element;
 }
 
@@ -51,7 +51,8 @@ async function get(path, parameters = {}) {
 
 // ---- state: the part of the address after #, so that each view has a link
 
-function state() { return Object.fromEntries(new URLSearchParams(location.hash.slice(1))); }
+const begin = document.getElementById("page").dataset.start;
+function state() { return Object.fromEntries(new URLSearchParams(location.hash.slice(1) || begin)); }
 function link(changes, base = state()) {
   const next = { ...base, ...changes };
   for (const name of Object.keys(next)) if (next[name] === null || next[name] === undefined) delete next[name];
@@ -74,6 +75,9 @@ function ago(seconds) {
   for (const [unit, size] of [["d", 86400], ["h", 3600], ["min", 60]]) if (passed > size) return `${Math.floor(passed / size)} ${unit} ago`;
   return "now";
 }
+
+/** Returns text in which control characters and marks of direction are shown, so that they cannot hide or reorder text. */
+function visible(text) { return String(text).replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g, (c) => `⟨U+${c.charCodeAt(0).toString(16).padStart(4, "0")}⟩`); }
 
 /** Colour of a value in [-1, 1]: blue is negative, orange positive; both differ in brightness too. */
 function tint(share, alpha = 1) {

@@ -1,9 +1,12 @@
 // Draws the view that the address names.
 
-// The tabs of a run: label, function from runs to elements, and whether it shows several runs.
+// The tabs of a run: label, function from runs to elements, whether it shows several runs, and
+// whether only some runs have it.
 const TABS = {
   curves: ["Curves", curvesView, true],
   episodes: ["Episodes", ([run]) => episodesView(run), false],
+  timing: ["Timing", ([run]) => timingView(run), false, true],
+  tree: ["Logs", ([run]) => treeView(run), false, true],
   settings: ["Settings", settingsView, true],
 };
 

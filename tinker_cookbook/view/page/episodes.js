@@ -97,8 +97,7 @@ function pieces(ids, tokens, kind, mark) {
       if (!Array.isArray(piece)) { text = decoder.decode(new Uint8Array(pending)) + piece; pending = []; }
       else { const joined = new TextDecoder().decode(new Uint8Array(pending)); if (joined.endsWith("\ufffd") && i + 1 < ids.length) text = ""; else { text = joined; pending = []; } }
     }
-    // Control characters and marks of direction are shown, so that they cannot hide or reorder text.
-    text = text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g, (c) => `⟨U+${c.charCodeAt(0).toString(16).padStart(4, "0")}⟩`);
+    text = visible(text);
     if (!mark) { element.append(text); return; }
     const span = make("span", {}, text);
     const about = mark(span, i);

@@ -21,10 +21,10 @@ async function runsView() {
 
 function head(title, tab, runs = []) {
   const tabs = tab === null ? [] : Object.entries(TABS);
-  const items = tabs.filter(([, [, , several]]) => runs.length === 1 || several).map(([name, [label]]) =>
+  const items = tabs.filter(([name, [, , several, some]]) => runs.length === 1 ? !some || runs[0].has.includes(name) : several).map(([name, [label]]) =>
     make("a", { href: link({ run: state().run, tab: name }, {}), "aria-current": name === tab ? "page" : null }, label));
-  return make("header", {}, make("h1", {}, title), ...runs.length === 1 ? [make("span", { class: `badge ${runs[0].state}` }, runs[0].state),
-    make("span", { class: "quiet" }, [runs[0].recipe, runs[0].model].filter(Boolean).join(" · "))] : [], make("nav", {}, make("a", { href: "#" }, "All runs"), items));
+  return make("header", {}, make("h1", {}, title), ...runs.length === 1 && runs[0].state ? [make("span", { class: `badge ${runs[0].state}` }, runs[0].state),
+    make("span", { class: "quiet" }, [runs[0].recipe, runs[0].model].filter(Boolean).join(" · "))] : [], state().only ? "" : make("nav", {}, make("a", { href: "#" }, "All runs"), items));
 }
 
 function control(label, input) { return make("label", {}, label, input); }
@@ -47,7 +47,7 @@ function curvesView(runs) {
   const figures = (shown.length ? shown : names).map((name) => () => {
     const series = runs.map((run, i) => ({ run, i, data: run.metrics[name] })).filter((one) => one.data).map(({ run, i, data }) => ({
       label: run.title, colour: COLOURS[i % COLOURS.length], steps: data.steps, xs: positions(run, data.steps), values: data.values,
-      onpoint: runs.length === 1 ? (step) => { location.hash = link({ tab: "episodes", step, split: splitOf(run, step, name), group: null }); } : null,
+      onpoint: runs.length === 1 ? (step) => { location.hash = name.startsWith("time/") && run.has.includes("timing") ? link({ tab: "timing", step }) : link({ tab: "episodes", step, split: splitOf(run, step, name), group: null }); } : null,
     }));
     const last = series.map((one) => short(one.values[one.values.length - 1])).join("  ");
     return make("figure", {}, make("figcaption", {}, make("span", {}, name), make("b", {}, last)), chart(series, name));

@@ -1,0 +1,58 @@
+"""Spans and trees of a run, which are files that the official cookbook writes too."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.run.paths import SPANS_FILE
+
+_STEP = re.compile(rb'\{"step": ?(\d+),')
+_TREE = "_logtree.json"
+
+
+def has_files(path: Path) -> list[str]:
+    """Returns which of ``timing`` and ``tree`` a run has."""
+    has = {
+        "timing": (path / SPANS_FILE).is_file(),
+        "tree": next(path.glob(f"iteration_*/*{_TREE}"), None) is not None,
+    }
+    return [name for name, found in has.items() if found]
+
+
+def timing(path: Path, step: int | None = None, every: bool = False) -> dict[str, Any]:
+    """Returns the steps with spans, and the spans of ``step`` (default: the last) or of ``every``
+    one, in seconds from the first one's start."""
+    lines: dict[int, bytes] = {}
+    with (path / SPANS_FILE).open("rb") as file:
+        for line in file:
+            # A resumed run writes a step again; a line that a crash cut off has no end.
+            if (found := _STEP.match(line)) and line.endswith(b"\n"):
+                lines[int(found[1])] = line
+    steps = sorted(lines)
+    wanted = steps if every else [step if step in lines else steps[-1]] if steps else []
+    return {
+        "steps": steps,
+        "spans": {one: spans_of(json.loads(lines[one])["spans"]) for one in wanted},
+    }
+
+
+def spans_of(spans: list[dict[str, Any]]) -> list[list[Any]]:
+    """Returns the name, start and end of spans, by start."""
+    shown = [[one["name"], round(one["wall_start"], 4), round(one["wall_end"], 4)] for one in spans]
+    return sorted(shown, key=lambda span: span[1])
+
+
+def tree(path: Path, file: str | None = None, every: bool = False) -> dict[str, Any]:
+    """Returns the names of the trees (``iteration_000002/train``), and the tree of ``file``
+    (default: the last of training) or of ``every`` one."""
+    found = sorted(path.glob(f"iteration_*/*{_TREE}"))
+    files = {str(one.relative_to(path)).removesuffix(_TREE): one for one in found}
+    last = max(files, key=lambda name: (name.endswith("/train"), name), default=None)
+    wanted = list(files) if every else [one for one in [file or last] if one in files]
+    return {
+        "files": list(files),
+        "trees": {name: json.loads(files[name].read_text("utf-8")) for name in wanted},
+    }

@@ -1,0 +1,57 @@
+// Timeline of a step: the spans of timing_spans.jsonl, a row for each name.
+
+async function timingView(run) {
+  const asked = Number(state().step) || undefined;
+  const { steps, spans } = await get("timing", isReport || !asked ? { name: run.name } : { name: run.name, step: asked });
+  if (!steps.length) return [make("p", { class: "note" }, "No step of this run has ended yet.")];
+  const step = steps.includes(asked) ? asked : steps[steps.length - 1];
+  const rows = new Map();
+  for (const [name, begin, end] of spans[step]) rows.set(name, [...rows.get(name) || [], [begin, end]]);
+  const total = Math.max(...spans[step].map(([, , end]) => end), 1e-6);
+  const summary = [...rows].map(([name, parts]) => {
+    const seconds = parts.map(([begin, end]) => end - begin), sum = seconds.reduce((a, b) => a + b, 0);
+    return [name, parts.length, sum, sum / parts.length, Math.max(...seconds)];
+  });
+  const table = make("table", {}, make("tr", {}, ["span", "count", "total s", "mean s", "longest s"].map((name, i) => make("th", { class: i ? "number" : "" }, name))),
+    summary.map((row) => make("tr", {}, row.map((cell, i) => make("td", { class: i ? "number" : "" }, short(cell))))));
+  return [state().only ? null : stepBar(steps, step), timeline(rows, total), make("div", { class: "scroll" }, table)];
+}
+
+/** Buttons and a field to change the step of the address; sets the arrow keys. */
+function stepBar(steps, step) {
+  const go = (delta) => { const next = steps[steps.indexOf(step) + delta]; if (next !== undefined) location.hash = link({ step: next }); };
+  keys = { ArrowLeft: () => go(-1), ArrowRight: () => go(1) };
+  return make("div", { class: "bar" }, make("button", { onclick: () => go(-1), "aria-label": "step before" }, "←"),
+    control("step", make("input", { type: "number", min: steps[0], max: steps[steps.length - 1], value: step, onchange: (event) => { location.hash = link({ step: event.target.value }); } })),
+    make("button", { onclick: () => go(1), "aria-label": "next step" }, "→"));
+}
+
+/** Bars of the spans over `total` seconds; spans of one name that overlap take lanes below each other. */
+function timeline(rows, total) {
+  const W = 900, L = 190, R = 12, H = 15;
+  const px = (seconds) => L + (W - L - R) * seconds / total;
+  const svg = make("svg", { role: "img", "aria-label": `timeline of ${short(total)} seconds` });
+  let y = 4, i = 0;
+  for (const [name, parts] of rows) {
+    const ends = [], top = y;  // end of the last bar of each lane
+    for (const [begin, end] of parts) {
+      let lane = ends.findIndex((last) => last <= begin);
+      if (lane < 0) lane = ends.length < 40 ? ends.length : 39;
+      ends[lane] = end;
+      const bar = make("rect", { x: px(begin), y: top + lane * H, width: Math.max(px(end) - px(begin), 1), height: H - 3, rx: 2, fill: COLOURS[i % COLOURS.length] });
+      bar.addEventListener("pointermove", (event) => showTip(event, `${name}\n${short(end - begin)} s, from ${short(begin)} to ${short(end)} s`));
+      bar.addEventListener("pointerleave", () => { tip.hidden = true; });
+      svg.append(bar);
+    }
+    const label = name.length > 30 ? name.slice(0, 29) + "…" : name;
+    svg.append(make("text", { x: L - 8, y: top + H - 5, "text-anchor": "end" }, label, make("title", {}, name)));
+    y = top + ends.length * H + 5;
+    i += 1;
+  }
+  for (const second of ticks(0, total, 6)) {
+    svg.prepend(make("line", { class: "grid", x1: px(second), x2: px(second), y1: 0, y2: y }));
+    svg.append(make("text", { x: px(second), y: y + 12, "text-anchor": "middle" }, `${short(second)} s`));
+  }
+  svg.setAttribute("viewBox", `0 0 ${W} ${y + 18}`);
+  return make("figure", {}, make("div", { class: "scroll" }, svg));
+}

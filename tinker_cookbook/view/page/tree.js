@@ -1,0 +1,48 @@
+// What environments and programs logged by logtree: *_logtree.json as text that folds.
+
+const TREE_TAGS = new Set(("section div p pre span b strong em i u code ul ol li table caption thead tbody tr th td details summary " +
+  "h1 h2 h3 h4 h5 h6 br hr blockquote").split(" "));
+
+async function treeView(run) {
+  const asked = state().file;
+  const { files, trees } = await get("tree", isReport || !asked ? { name: run.name } : { name: run.name, file: asked });
+  const file = files.includes(asked) ? asked : files.findLast((one) => one.endsWith("/train")) || files[files.length - 1], split = file.split("/")[1];
+  const same = files.filter((one) => one.split("/")[1] === split);
+  const go = (delta) => { const next = same[same.indexOf(file) + delta]; if (next) location.hash = link({ file: next }); };
+  keys = { ArrowLeft: () => go(-1), ArrowRight: () => go(1) };
+  const unfold = (open) => () => { for (const one of document.querySelectorAll(".tree details")) one.open = open; };
+  return [make("div", { class: "bar" }, make("button", { onclick: () => go(-1), "aria-label": "file before" }, "←"),
+    make("select", { "aria-label": "file", onchange: (event) => { location.hash = link({ file: event.target.value }); } }, files.map((name) => make("option", { value: name, selected: name === file }, name))),
+    make("button", { onclick: () => go(1), "aria-label": "next file" }, "→"),
+    make("button", { onclick: unfold(true) }, "unfold all"), make("button", { onclick: unfold(false) }, "fold all")),
+  make("div", { class: "tree" }, trees[file].root.children.map((child) => treeNode(child, 0)))];
+}
+
+/** Returns a node of a tree; tags and attributes that could run or load something are left out. */
+function treeNode(node, depth) {
+  if (typeof node === "string") return visible(node);
+  const { tag, attrs = {}, children = [], data } = node;
+  // HTML that a program logged is parsed as data, and what is known of it is shown.
+  if (tag === "#html") return children.map((html) => [...new DOMParser().parseFromString(html, "text/html").body.childNodes].map((one) => treeNode(plainNode(one), depth)));
+  if (tag === "img") return make("img", { src: /^data:image\//.test(attrs.src) ? attrs.src : null, alt: attrs.alt || "" });
+  if (tag === "style" || tag === "script") return [];
+  if (data?.type === "conversation") return data.messages.map(treeMessage);
+  const shown = children.map((child) => treeNode(child, depth + (tag === "section")));
+  const heading = tag === "section" && children[0]?.tag?.match(/^h[1-6]$/);
+  if (heading) return make("details", { open: depth < 2 }, make("summary", {}, shown[0]), shown.slice(1));
+  if (data) shown.push(facts(Object.fromEntries(Object.entries(data).filter(([, value]) => typeof value !== "object"))));
+  const style = (attrs.class || "").split(" ").filter((name) => name.startsWith("lt-")).join(" ");
+  return make(TREE_TAGS.has(tag) ? tag : "div", { class: style || null, open: "open" in attrs, colspan: attrs.colspan, title: attrs.title }, shown);
+}
+
+function plainNode(node) {
+  if (node.nodeType !== 1) return node.nodeType === 3 ? node.data : "";
+  return { tag: node.localName, attrs: Object.fromEntries([...node.attributes].map((one) => [one.name, one.value])), children: [...node.childNodes].map(plainNode) };
+}
+
+function treeMessage({ role, content, tool_calls: calls }) {
+  const parts = typeof content === "string" ? [{ type: "text", text: content }] : content || [];
+  return make("div", { class: "turn" }, make("div", { class: "facts" }, role),
+    parts.map((part) => part.type === "image" ? treeNode({ tag: "img", attrs: { src: String(part.image) } }) : make("div", { class: "tokens", dir: "auto" }, visible(part.text ?? part.thinking ?? JSON.stringify(part)))),
+    (calls || []).map((call) => make("pre", {}, visible(JSON.stringify(call)))));
+}
