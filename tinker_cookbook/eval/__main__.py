@@ -44,6 +44,7 @@ from tinker_cookbook.eval.run.runner import check_requirements, evaluate
 from tinker_cookbook.eval.run.sources import AnswerSource, RendererSource
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_max_length
+from tinker_cookbook.record.schema import RecordLevel
 from tinker_cookbook.run.paths import ensure_writable_dir
 from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.sampling_model import (
@@ -102,6 +103,10 @@ class Config(SamplingModelSettings):
     )
     concurrency: int = chz.field(default=64, doc="Maximum concurrent requests")
     timeout_seconds: float = chz.field(default=3600.0, doc="Time limit of one problem in seconds")
+    record: RecordLevel = chz.field(
+        default="full",
+        doc="Record of the sampled tokens in the output folder: full, summary (no tokens) or off",
+    )
     openai_url: str | None = chz.field(
         default=None, doc="URL of an OpenAI-compatible server, such as http://localhost:8000/v1"
     )
@@ -177,7 +182,7 @@ class Config(SamplingModelSettings):
         """Returns the settings of the benchmarks."""
         same = (
             "num_samples temperature top_p top_k seed system_prompt scoring data_path concurrency "
-            "timeout_seconds"
+            "timeout_seconds record"
         )
         given = {name: getattr(self, name) for name in same.split()}
         if self.max_tokens is not None:

@@ -100,7 +100,8 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
             return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
         return pa.array(values, kind)
     # Token arrays are joined by numpy, without a Python object for each token.
-    parts = [value for value in values if value is not None]
+    dtype = kind.value_type.to_pandas_dtype()
+    parts = [np.asarray(value, dtype) for value in values if value is not None]
     offsets = np.cumsum([0, *(0 if value is None else len(value) for value in values)])
     missing = np.array([value is None for value in values])
     return pa.ListArray.from_arrays(

@@ -65,17 +65,24 @@ class RecordWriter(BackgroundWriter):
         """
         if self.level == "off":
             return
-        path = record_file(self.log_path, step, split)
-        self.submit(partial(_write, path, make_table, self.level, self.origin))
+
+        def work() -> None:
+            write_table(self.log_path, step, split, make_table(), self.level, self.origin)
+
+        self.submit(work)
 
 
-def _write(
-    path: Path, make_table: Callable[[], pa.Table], level: str, origin: dict[str, str]
+def write_table(
+    log_path: Path, step: int, split: str, table: pa.Table, level: str, origin: dict[str, str]
 ) -> None:
+    """Writes the table of a step and split, without lists at the level ``summary``.
+
+    Raises:
+        TrainingError: It cannot be written.
+    """
     import pyarrow as pa  # 0.2 s of CPU, and only runs that are recorded need it
     import pyarrow.parquet as pq
 
-    table = make_table()
     if level == "summary":
         table = table.select([one.name for one in table.schema if not pa.types.is_list(one.type)])
     metadata = {
@@ -88,4 +95,4 @@ def _write(
     pq.write_table(
         table.replace_schema_metadata(metadata), sink, compression="zstd", write_statistics=False
     )
-    write_file(path, memoryview(sink.getvalue()))
+    write_file(record_file(log_path, step, split), memoryview(sink.getvalue()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 
 import pytest
@@ -17,6 +18,7 @@ from tinker_cookbook.eval.benchmarks import (
     load_trajectories,
     run_benchmark,
 )
+from tinker_cookbook.record.read import open_record
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +68,40 @@ def test_a_model_is_evaluated_by_the_official_interface(client, renderer, tmp_pa
     before = (tmp_path / "stories" / "trajectories.jsonl").read_bytes()
     asyncio.run(run_benchmark(Stories(), client, renderer, config))
     assert (tmp_path / "stories" / "trajectories.jsonl").read_bytes() == before
+
+
+def recorded(folder, name):
+    table = open_record(folder / name).table(0, f"eval_{name}")
+    assert table is not None
+    return table.to_pylist()
+
+
+def test_the_sampled_tokens_are_recorded(client, renderer, tmp_path):
+    settings = {"max_tokens": 8, "save_dir": str(tmp_path), "seed": 3}
+    for benchmark in (Stories(), OwnEnvs()):
+        for count, limit in ((1, 2), (2, None)):  # the second run samples what is missing
+            config = BenchmarkConfig(num_samples=count, max_examples=limit, **settings)
+            asyncio.run(run_benchmark(benchmark, client, renderer, config))
+        turns = recorded(tmp_path, benchmark.name)
+        places = [(turn["group"], turn["member"]) for turn in turns]
+        assert places == [(group, member) for group in range(3) for member in range(2)]
+        stored = {(r.idx, r.sample): r for r in load_trajectories(str(tmp_path), benchmark.name)}
+        for place, turn in zip(places, turns, strict=True):
+            answer = renderer.parse_response(turn["answer"])[0]["content"]
+            assert answer == stored[place].turns[-1].content
+            assert turn["episode_reward"] == stored[place].reward
+            assert json.loads(turn["episode_messages"])[0]["role"] == "user"
+            params = tinker.SamplingParams(
+                max_tokens=8, temperature=0.6, seed=turn["seed"], stop=renderer.get_stop_sequences()
+            )
+            prompt = tinker.ModelInput.from_ints(turn["prompt"])
+            again = client.sample(prompt, turn["sample"] + 1, params).result()
+            assert again.sequences[turn["sample"]].tokens == turn["answer"]
+    # Answers with other settings replace those of the folder.
+    config = BenchmarkConfig(max_examples=1, temperature=1.0, record="summary", **settings)
+    asyncio.run(run_benchmark(Stories(), client, renderer, config))
+    (row,) = recorded(tmp_path, "stories")
+    assert "answer" not in row
 
 
 class OwnEnvs(BenchmarkBuilder):

@@ -79,6 +79,7 @@ class EnvRun(BenchmarkRun):
 
         async def episode() -> None:
             trajectory = await run_rollout(policy, env, limits=limits)
+            self.record.add(row, trajectory)
             await asyncio.to_thread(self._fill, row, trajectory)
 
         try:
@@ -107,7 +108,7 @@ class EnvRun(BenchmarkRun):
             text = str(tokenizer.decode([key for key in new if key >= 0]))
             row.turns.append(StoredTurn("environment" if seen else "user", text, len(new)))
             row.prompt_key = row.prompt_key or prompt_key(turn.ob)
-            answer = self.source.parse(turn.ac.tokens, turn.ac.stop_reason)
+            answer = self.source.parse(turn.ac)
             row.turns.append(answer_turn(answer))
             truncated = max(metrics.get(METRIC_MAX_TOKENS_REACHED, 0.0), float(answer.truncated))
             metrics.update(turn.metrics)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from tinker_cookbook.eval.run.answer_record import AnswerRecord, answer_trajectory
 from tinker_cookbook.eval.run.answers import AnswerFile, response_of
 from tinker_cookbook.eval.run.examples import Example, grade_response
 from tinker_cookbook.eval.run.sources import (
@@ -67,6 +68,8 @@ class BenchmarkRun:
     """Set after ``prepare``, whose result is part of its key."""
     items: Sequence[Any]
     """The problems; set by ``prepare``."""
+    record: AnswerRecord
+    """Gets the tokens of the answers."""
 
     def __init__(
         self,
@@ -246,6 +249,11 @@ class ExampleRun(BenchmarkRun):
             return [await self.store(replace(row, sample=i)) for i in missing]
         if answers is None:
             return [await self.store(replace(row, sample=i)) for i in missing]
+        for i, answer in zip(missing, answers, strict=True):
+            if answer.sampled is not None and answer.message is not None:
+                talk = [*messages, answer.message]
+                episode = answer_trajectory(prompt.value, answer.sampled, talk)
+                self.record.add(replace(row, sample=i), episode)
         return [
             replace(
                 row,

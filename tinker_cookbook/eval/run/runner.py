@@ -6,12 +6,13 @@ import asyncio
 import time
 from pathlib import Path
 
+from tinker_cookbook.eval.run.answer_record import AnswerRecord
 from tinker_cookbook.eval.run.answers import AnswerFile, summarize, update_summary
 from tinker_cookbook.eval.run.env_run import EnvRun
 from tinker_cookbook.eval.run.example_run import BenchmarkRun, ExampleRun, Progress
 from tinker_cookbook.eval.run.examples import ExampleBenchmark
 from tinker_cookbook.eval.run.logprob_run import LogprobRun
-from tinker_cookbook.eval.run.sources import AnswerSource, identify
+from tinker_cookbook.eval.run.sources import AnswerSource, RendererSource, identify
 from tinker_cookbook.eval.run.types import BenchmarkBuilder, BenchmarkConfig, BenchmarkResult
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.leaves import load_leaf
@@ -82,7 +83,13 @@ async def _run(
         judge = config.judge_id if known else await identify(config.judge_sampling_client)
         description |= {"judge": judge, "judge_renderer": type(config.judge_renderer).__name__}
     run.file = file = await asyncio.to_thread(AnswerFile, folder, description)
-    rows = await run.run()
+    run.record = AnswerRecord(folder, config.record)
+    try:
+        rows = await run.run()
+    finally:  # also after Ctrl-C
+        run.record.write(builder.name, file.key, file.rows.values())
+        if isinstance(source, RendererSource):
+            run.record.write_vocabulary(source.renderer.tokenizer)
     result = summarize(builder.name, rows, builder.aggregate, time.monotonic() - started)
     file.write_result(result)
     return result

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tinker_cookbook.backends import SamplingClient
-from tinker_cookbook.completers import TinkerTokenCompleter
+from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
 from tinker_cookbook.eval.run.types import BenchmarkConfig
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.grading.texts import split_thinking
@@ -37,6 +37,10 @@ class Answer:
     num_tokens: int
     truncated: bool
     thinking: str = ""
+    sampled: TokensWithLogprobs | None = None
+    """Its tokens, if the source has them."""
+    message: Message | None = None
+    """The parsed answer."""
 
 
 @dataclass(frozen=True)
@@ -138,20 +142,20 @@ class RendererSource(AnswerSource):
         sampled = await self.policy(seed).sample_many(
             prompt.value, self.renderer.get_stop_sequences(), num_samples
         )
-        read = [(answer.tokens, answer.stop_reason) for answer in sampled]
         # Parsing decodes the tokens, which takes a while for long answers.
-        return await asyncio.to_thread(lambda: [self.parse(*answer) for answer in read])
+        return await asyncio.to_thread(lambda: [self.parse(answer) for answer in sampled])
 
-    def parse(self, tokens: list[int], stop_reason: str) -> Answer:
+    def parse(self, sampled: TokensWithLogprobs) -> Answer:
         """Parses sampled tokens into an answer."""
-        message, _ = self.renderer.parse_response(tokens)
+        message, _ = self.renderer.parse_response(sampled.tokens)
         content = message["content"]
         parts = [] if isinstance(content, str) else content
         thinking = "".join(part["thinking"] for part in parts if part["type"] == "thinking")
         text = get_text_content(message)
         if not thinking:
             text, thinking = split_thinking(text)
-        return Answer(text, len(tokens), stop_reason == "length", thinking)
+        truncated = sampled.stop_reason == "length"
+        return Answer(text, len(sampled.tokens), truncated, thinking, sampled, message)
 
 
 def sampling_description(config: BenchmarkConfig) -> dict[str, Any]:

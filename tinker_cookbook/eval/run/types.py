@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.record.schema import RecordLevel
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import Env
 
@@ -94,6 +95,9 @@ class BenchmarkConfig:
     """Identifier of the weights in the key of stored answers; default: read from the client."""
     judge_id: str | None = None
     """Like ``model_id``, for the judge model."""
+    record: RecordLevel = "full"
+    """What is recorded of the sampled tokens in ``save_dir`` (docs/record.md); ``summary`` leaves
+    out the tokens, ``off`` records nothing."""
 
     def __post_init__(self) -> None:
         counts = "concurrency agent_concurrency num_samples max_tokens max_examples context_window"

@@ -16,7 +16,12 @@ def conversation_of(env: Any) -> tuple[str, str]:
     if not isinstance(messages, list | tuple):
         messages = ()
     calls = getattr(env, "called_tools", None)
-    return _list_text(map(_plain_message, messages)), _list_text(calls() if calls else ())
+    return messages_json(messages), _list_text(calls() if calls else ())
+
+
+def messages_json(messages: Iterable[Any]) -> str:
+    """Returns messages as a JSON list, "" for none."""
+    return _list_text(plain_messages(messages))
 
 
 def plain_messages(messages: Iterable[Any]) -> list[dict[str, Any]]:
