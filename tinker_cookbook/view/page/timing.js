@@ -14,7 +14,7 @@ async function timingView(run) {
   });
   const table = make("table", {}, make("tr", {}, ["span", "count", "total s", "mean s", "longest s"].map((name, i) => make("th", { class: i ? "number" : "" }, name))),
     summary.map((row) => make("tr", {}, row.map((cell, i) => make("td", { class: i ? "number" : "" }, short(cell))))));
-  return [state().only ? null : stepBar(steps, step), timeline(rows, total), make("div", { class: "scroll" }, table)];
+  return [state().only ? null : stepBar(steps, step), timeline(rows, total), make("div", { class: "timing" }, table)];
 }
 
 /** Buttons and a field to change the step of the address; sets the arrow keys. */
@@ -28,30 +28,30 @@ function stepBar(steps, step) {
 
 /** Bars of the spans over `total` seconds; spans of one name that overlap take lanes below each other. */
 function timeline(rows, total) {
-  const W = 900, L = 190, R = 12, H = 15;
+  const W = Math.max(320, Math.min(1100, innerWidth - 60)), L = 12, R = 20;
   const px = (seconds) => L + (W - L - R) * seconds / total;
   const svg = make("svg", { role: "img", "aria-label": `timeline of ${short(total)} seconds` });
   let y = 4, i = 0;
   for (const [name, parts] of rows) {
-    const ends = [], top = y;  // end of the last bar of each lane
+    const ends = [], H = parts.length > 12 ? 6 : 13;  // end of the last bar of each lane
+    svg.append(make("text", { x: L, y: y + 10 }, name));
+    const top = y + 14;
     for (const [begin, end] of parts) {
       let lane = ends.findIndex((last) => last <= begin);
       if (lane < 0) lane = ends.length < 40 ? ends.length : 39;
       ends[lane] = end;
-      const bar = make("rect", { x: px(begin), y: top + lane * H, width: Math.max(px(end) - px(begin), 1), height: H - 3, rx: 2, fill: COLOURS[i % COLOURS.length] });
+      const bar = make("rect", { x: px(begin), y: top + lane * H, width: Math.max(px(end) - px(begin), 1), height: H - 2, fill: COLOURS[i % COLOURS.length] });
       bar.addEventListener("pointermove", (event) => showTip(event, `${name}\n${short(end - begin)} s, from ${short(begin)} to ${short(end)} s`));
       bar.addEventListener("pointerleave", () => { tip.hidden = true; });
       svg.append(bar);
     }
-    const label = name.length > 30 ? name.slice(0, 29) + "…" : name;
-    svg.append(make("text", { x: L - 8, y: top + H - 5, "text-anchor": "end" }, label, make("title", {}, name)));
-    y = top + ends.length * H + 5;
+    y = top + ends.length * H + 4;
     i += 1;
   }
-  for (const second of ticks(0, total, 6)) {
+  for (const second of ticks(0, total, W / 150)) {
     svg.prepend(make("line", { class: "grid", x1: px(second), x2: px(second), y1: 0, y2: y }));
     svg.append(make("text", { x: px(second), y: y + 12, "text-anchor": "middle" }, `${short(second)} s`));
   }
   svg.setAttribute("viewBox", `0 0 ${W} ${y + 18}`);
-  return make("figure", {}, make("div", { class: "scroll" }, svg));
+  return make("figure", {}, svg);
 }
