@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from tinker_cookbook.eval.benchmarks import BenchmarkResult, StoredTrajectory
+from tinker_cookbook.eval.run.types import BenchmarkResult, StoredTrajectory
 from tinker_cookbook.eval.statistics import PairedComparison
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.terminal import format_seconds, get_console

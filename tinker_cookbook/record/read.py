@@ -57,7 +57,7 @@ class Record:
                         f"{path}: has version {version} of the record, expected at most "
                         f"{SCHEMA_VERSION}; update tinker_cookbook"
                     )
-                return file.read(columns)
+                return file.read(columns, use_threads=False)  # the files are small
         except (FileNotFoundError, pa.ArrowInvalid):
             return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,19 +66,23 @@ def token_texts(log_path: Path, tokens: Iterable[int]) -> dict[int, str | list[i
 
     Tokens that the record has no text for are left out.
     """
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = log_path / FOLDER / _FILE
     if not path.is_file():
         return {}
-    table = pq.read_table(path)
-    table = table.filter(pa.array(np.isin(table["token"], list(set(tokens)))))
+    known = _read_vocabulary(path, path.stat().st_mtime_ns)
     found: dict[int, str | list[int]] = {}
-    for token, content in zip(*(table[n].to_pylist() for n in ("token", "bytes")), strict=True):
+    for token in {*tokens} & known.keys():
+        content = known[token]
         try:
             found[token] = content.decode()
         except UnicodeDecodeError:
             found[token] = list(content)
     return found
+
+
+@functools.lru_cache(maxsize=2)  # the page reads it for each answer
+def _read_vocabulary(path: Path, changed: int) -> dict[int, bytes]:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path, columns=["token", "bytes"])
+    return dict(zip(*(table[name].to_pylist() for name in ("token", "bytes")), strict=True))

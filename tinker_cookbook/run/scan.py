@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.record.schema import FOLDER
 from tinker_cookbook.run.checkpoints import CheckpointRecord, load_checkpoints_file
 from tinker_cookbook.run.config import TYPE_KEY
 from tinker_cookbook.run.jsonl import Row, read_rows
@@ -76,7 +77,8 @@ class RunFolder:
         """Name of the recipe, else the loop's package and the class of its dataset builder."""
         if name := self.config.get("recipe_name"):
             return str(name)
-        loop = str(self.config.get(TYPE_KEY, "")).partition(":")[0].removeprefix("tinker_cookbook.")
+        loop = str(self.config.get(TYPE_KEY, "")).partition(":")[0]
+        loop = loop.removeprefix("tinker_cookbook.").removeprefix("recipes.")
         builder = self.config.get("dataset_builder")
         data = str(builder.get(TYPE_KEY, "")) if isinstance(builder, dict) else ""
         return " ".join(filter(None, (loop.partition(".")[0], data.rpartition(":")[2])))
@@ -108,19 +110,27 @@ def is_run_folder(folder: Path) -> bool:
 def find_run_folders(roots: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
     """Yields the run folders at and below ``roots``, resolved, each once; a missing root has none.
 
-    Run folders inside run folders are found too; hidden folders and those of iterations are not
-    searched.
+    Run folders inside run folders are found too.
     """
     seen: set[Path] = set()
     for root in roots:
-        top = Path(root).expanduser().resolve()
-        for folder, names, _ in os.walk(top):
-            here = Path(folder)
+        for here, _ in walk_folders(Path(root).expanduser().resolve()):
             if here not in seen and is_run_folder(here):
                 seen.add(here)
                 yield here
-            deep = len(here.relative_to(top).parts) >= _DEPTH
-            names[:] = [] if deep else sorted(n for n in names if not n.startswith(_NOT_SEARCHED))
+
+
+def walk_folders(top: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yields the folders at and below ``top`` that may be or have runs, and the folders in each.
+
+    Hidden folders, those of iterations and records are not searched.
+    """
+    for folder, names, _ in os.walk(top):
+        here = Path(folder)
+        # A record has a file for each step, so that listing it takes long.
+        found = sorted(n for n in names if not n.startswith(_NOT_SEARCHED) and n != FOLDER)
+        names[:] = [] if len(here.relative_to(top).parts) >= _DEPTH else found
+        yield here, found
 
 
 def read_run_folder(folder: Path) -> RunFolder:

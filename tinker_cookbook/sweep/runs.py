@@ -24,6 +24,9 @@ from tinker_cookbook.sweep.child import end_children, start_child
 
 State = Literal["waiting", "running", "resumed", "done", "failed"]
 
+RECORDS = ".sweep"
+"""Folder in ``log_dir`` with a file for each run: its recipe, settings and state."""
+
 _POLL_SECONDS = 0.3
 _STOP_SECONDS = 30.0
 
@@ -56,7 +59,7 @@ class SweepRun:
         name = self.log_path.name
         self.log = self.log_path.with_name(f"{name}.log")
         self._rows = self.log_path / "metrics.jsonl"
-        self._record = self.log_path.parent / ".sweep" / f"{name}.json"
+        self._record = self.log_path.parent / RECORDS / f"{name}.json"
 
     @property
     def elapsed(self) -> float:

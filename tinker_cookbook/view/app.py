@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse
 
-from tinker_cookbook.view import data, files
+from tinker_cookbook.view import data, episodes, evaluations, files
 from tinker_cookbook.view.page import page_html
 
 
@@ -34,8 +34,8 @@ def make_app(folder: Path, key: str | None = None) -> FastAPI:
     def found(make: Callable[[], Any]) -> Any:
         try:
             return make()
-        except KeyError:
-            raise HTTPException(404, "There is no such run in this folder.") from None
+        except (KeyError, FileNotFoundError):
+            raise HTTPException(404, "This folder has no such run (any more).") from None
 
     # Plain functions run in threads, so that a large file does not hold up other requests.
     @app.get("/")
@@ -45,23 +45,39 @@ def make_app(folder: Path, key: str | None = None) -> FastAPI:
 
     @app.get("/api/runs")
     def list_runs() -> Any:
-        return runs.list()
+        return found(runs.list)
 
     @app.get("/api/run")
     def run(name: str) -> Any:
         return found(lambda: runs.run(name))
 
     @app.get("/api/episodes")
-    def episodes(name: str, step: int, split: str) -> Any:
-        return found(lambda: data.episodes(runs.path_of(name), step, split))
+    def list_episodes(name: str, step: int, split: str) -> Any:
+        return found(lambda: episodes.episodes(runs.path_of(name), step, split))
+
+    @app.get("/api/search")
+    def search(name: str, step: int, split: str, text: str) -> Any:
+        return found(lambda: episodes.search(runs.path_of(name), step, split, text))
 
     @app.get("/api/group")
     def group(name: str, step: int, split: str, group: int) -> Any:
-        return found(lambda: data.groups(runs.path_of(name), step, split, group).get(group, {}))
+        return found(lambda: episodes.group(runs.path_of(name), step, split, group))
 
     @app.get("/api/problem")
     def problem(name: str, problem: str) -> Any:
-        return found(lambda: data.problem(runs.path_of(name), problem))
+        return found(lambda: episodes.problem(runs.path_of(name), problem))
+
+    @app.get("/api/sweep")
+    def sweep(name: str) -> Any:
+        return found(lambda: evaluations.sweep(runs.path_of(name)))
+
+    @app.get("/api/answers")
+    def answers(name: str, task: str) -> Any:
+        return found(lambda: evaluations.answers(runs.path_of(name), task))
+
+    @app.get("/api/verdicts")
+    def verdicts(a: str, b: str) -> Any:
+        return found(lambda: evaluations.verdicts(runs.path_of(a), runs.path_of(b)))
 
     @app.get("/api/timing")
     def timing(name: str, step: int | None = None) -> Any:

@@ -5,42 +5,37 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from collections.abc import Iterator
 from html import escape
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.record.read import Record
+from tinker_cookbook.record.write import record_file
 from tinker_cookbook.run.paths import write_atomically
-from tinker_cookbook.view import data, files
+from tinker_cookbook.view import data, episodes, evaluations, files
 from tinker_cookbook.view.page import page_html
+
+FILE = "report.html"
+MAX_RECORD_BYTES = 4_000_000
+"""Size of the record's files of a run whose episodes go into a report."""
+_COMPARED = 5
+"""Evaluations of which each pair is compared in a report."""
 
 
 def write_report(folder: Path, out: Path) -> Path:
     """Writes ``out`` and returns it; raises ``ConfigurationError`` if it cannot be written."""
     runs = data.Runs(folder)
-    parts = [_element("runs", {}, listed := runs.list())]
+    listed = runs.list()
+    parts = [_element("runs", {}, listed)]
     for row in listed["runs"]:
-        name = row["name"]
-        path = runs.path_of(name)
-        parts.append(_element("run", {"name": name}, run := runs.run(name)))
-        for kind in run["has"]:
-            every = getattr(files, kind)(path, every=True)
-            parts.append(_element(kind, {"name": name}, every))
-        problems: set[str] = set()
-        for step, splits in Record(path).steps().items():
-            for split in splits:
-                place = {"name": name, "step": step, "split": split}
-                found = data.episodes(path, step, split)
-                parts.append(_element("episodes", place, found))
-                if "episodes" in found:
-                    problems |= {one["problem"] for one in found["episodes"] if one["problem"]}
-                    parts.append(_element("group", place, data.groups(path, step, split)))
-        for key in problems:
-            parts.append(
-                _element("problem", {"name": name, "problem": key}, data.problem(path, key))
-            )
+        parts += _run_elements(runs, row["name"])
+    for name in listed["sweeps"]:
+        parts.append(_element("sweep", {"name": name}, evaluations.sweep(runs.path_of(name))))
+    parts += _evaluation_elements(runs, listed["evaluations"])
     _write(out, page_html("".join(parts))[0])
     return out
 
@@ -63,9 +58,64 @@ def _write(out: Path, html: str) -> None:
         raise ConfigurationError(f"out: {out} cannot be written: {error.strerror}") from error
 
 
+def _run_elements(runs: data.Runs, name: str) -> Iterator[str]:
+    path, run = runs.path_of(name), runs.run(name)
+    steps = _steps_that_fit(path, {one["step"] for c in run["causes"] for one in c["evidence"]})
+    if len(steps) < len(run["record"]):
+        run["left_out"] = (
+            f"This file has the episodes of {len(steps)} of {len(run['record'])} steps. "
+            f"All are in the run: python -m tinker_cookbook.view {path}"
+        )
+    run["record"] = {str(step): splits for step, splits in steps.items()}
+    yield _element("run", {"name": name}, run)
+    for kind in run["has"]:
+        yield _element(kind, {"name": name}, getattr(files, kind)(path, every=True))
+    problems = episodes.Problems(path)
+    for step, splits in steps.items():
+        for split in splits:
+            place, rows = (
+                {"name": name, "step": step, "split": split},
+                episodes.read(path, step, split),
+            )
+            if rows and "group" not in rows[0]:
+                yield _element("episodes", place, episodes.examples(path, rows))
+                continue
+            yield _element("episodes", place, episodes.listing(path, rows))
+            yield _element("group", place, episodes.groups(path, rows))
+            problems.add(step, split, rows)
+    yield _element("problem", {"name": name}, problems.result())
+
+
+def _steps_that_fit(path: Path, wanted: set[int]) -> dict[int, list[str]]:
+    """Returns all steps of a record; of a large one those ``wanted``, and others at intervals."""
+    steps = Record(path).steps()
+    sizes = {
+        step: sum(record_file(path, step, split).stat().st_size for split in splits)
+        for step, splits in steps.items()
+    }
+    every, kept = 1, set(steps)
+    while sum(sizes[step] for step in kept) > MAX_RECORD_BYTES and every < len(steps):
+        every *= 2
+        # Counted from the end, because the last step is the one that people look at first.
+        kept = {*[*steps][::-every], *wanted} & steps.keys()
+    return {step: splits for step, splits in steps.items() if step in kept}
+
+
+def _evaluation_elements(runs: data.Runs, listed: list[dict[str, Any]]) -> Iterator[str]:
+    for one in listed:
+        for task in one["tasks"]:
+            content = evaluations.answers(runs.path_of(one["name"]), task)
+            yield _element("answers", {"name": one["name"], "task": task}, content)
+    for a, b in combinations([one["name"] for one in listed[:_COMPARED]], 2):
+        for first, second in ((a, b), (b, a)):
+            content = evaluations.verdicts(runs.path_of(first), runs.path_of(second))
+            yield _element("verdicts", {"a": first, "b": second}, content)
+
+
 def _element(path: str, parameters: dict[str, Any], content: Any) -> str:
     """Returns an element with the answer to a request, compressed: the page reads it on demand."""
-    packed = gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0)
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    packed = gzip.compress(text.encode(), 6, mtime=0)
     # Base64 and the percent signs of an address have no character that ends an element.
     address = escape(f"{path}?{urlencode(parameters)}")
     return f'<script type="x" data-path="{address}">{base64.b64encode(packed).decode()}</script>\n'

@@ -5,12 +5,16 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import re
 from html import escape
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 # One script, in this order; draw.js runs last because it starts the page.
-_SCRIPTS = ("base", "charts", "runs", "episodes", "examples", "timing", "tree", "draw")
+_SCRIPTS = (
+    "base", "charts", "runs", "curves", "tokens", "episodes", "compare", "examples", "evaluations",
+    "timing", "tree", "draw",
+)  # fmt: skip
 
 
 def head_html(title: str, *sheets: str, base: str | None = None) -> str:
@@ -40,6 +44,8 @@ def page_html(embedded: str = "", start: str = "") -> tuple[str, str]:
     """
     style = (_FOLDER / "view.css").read_text()
     script = "\n".join((_FOLDER / f"{name}.js").read_text() for name in _SCRIPTS)
+    # A report is sent by mail, so comments and indentation stay out. No text spans lines.
+    script = re.sub(r"(?m)^ *(//.*|/?\*.*)?\n|^ +", "", script)
     hashes = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in (style, script)

@@ -9,15 +9,15 @@ const FIRST = [
 
 /** Makes an element; `on…` are handlers, other properties are attributes. */
 function make(tag, properties = {}, ...children) {
-  const svg = ["svg", "path", "line", "text", "circle", "rect", "title", "g"].includes(tag);
+  const svg = ["svg", "path", "line", "text", "circle", "rect", "title"].includes(tag);
   const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "value" || name === "checked") element[name] = value;
-    else element.setAttribute(name, value === true ? "" : value);
+    else element.setAttribute(name, value === true ? "" : visible(value));
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  for (const child of children.flat(Infinity)) if (child !== null && child !== undefined) element.append(typeof child === "object" ? child : visible(child));
   return element;
 }
 
@@ -36,17 +36,34 @@ async function unpack(element) {
   return element.unpacked;
 }
 
+const answers = new Map();  // the last answer of the server to each request, as text
 async function get(path, parameters = {}) {
   if (isReport) {
-    const { group, ...rest } = parameters;
+    // One element has all groups of a step, and one all problems of a run.
+    const { group, problem, ...rest } = parameters, part = group ?? problem;
     const element = embedded.get(`${path}?${new URLSearchParams(rest)}`);
     if (!element) throw new Error("This report does not have these data.");
     const found = await unpack(element);
-    return group === undefined ? found : found[group];
+    return part === undefined ? found : found[part] ?? {};
   }
-  const answer = await fetch(`api/${path}?${new URLSearchParams(parameters)}`);
-  if (!answer.ok) throw new Error(`${answer.status}: ${await answer.text()}`);
-  return answer.json();
+  const address = `api/${path}?${new URLSearchParams(parameters)}`;
+  let answer;
+  try { answer = await fetch(address); } catch { throw new Error("The program that serves this page has ended. Start it again: python -m tinker_cookbook.view FOLDER"); }
+  if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).detail || `The server answered ${answer.status}.`);
+  const text = await answer.text();
+  if (answers.size > 50) answers.clear();
+  answers.set(address, text);
+  return JSON.parse(text);
+}
+
+/** Whether the server has other data for what the page shows. */
+async function changed() {
+  for (const [address, text] of answers) {
+    if (!/^api\/runs?\?|^api\/sweep/.test(address)) continue;
+    const answer = await fetch(address).catch(() => null);
+    if (!answer || await answer.text() !== text) return true;
+  }
+  return false;
 }
 
 // ---- state: the part of the address after #, so that each view has a link
@@ -59,7 +76,36 @@ function link(changes, base = state()) {
   return "#" + new URLSearchParams(next);
 }
 const chosen = new Set();  // runs to compare
-const settings = { smooth: 0, log: false, x: "step", filter: "", overlay: "logprob" };
+const settings = { smooth: 0, log: false, x: "step", filter: "", overlay: "logprob", show: "tokens", order: "group", sort: "updated", down: true };
+/** Makes a handler that keeps the value of a field in a setting and draws again. */
+function keep(name, read = (field) => field.value) {
+  return (event) => {
+    settings[name] = read(event.target);
+    clearTimeout(keep.timer);
+    keep.timer = setTimeout(redraw, event.type === "input" ? 200 : 0);  // not at each key
+  };
+}
+function search(name, label) { return make("input", { type: "search", placeholder: label, "aria-label": label, value: settings[name] || "", oninput: keep(name) }); }
+function control(label, input) { input.setAttribute("aria-label", label); return make("label", {}, label, input); }
+function choice(label, name, options, fallback = "") {
+  const now = settings[name] ?? fallback;
+  return control(label, make("select", { onchange: keep(name) }, options.map((one) => { const [value, text] = [one].flat(); return make("option", { value, selected: value === now }, text ?? value); })));
+}
+function tick(label, name) { return control(label, make("input", { type: "checkbox", checked: Boolean(settings[name]), onchange: keep(name, (field) => field.checked) })); }
+function quiet(...content) { return make("span", { class: "quiet" }, content); }
+function note(...content) { return make("div", { class: "note" }, content); }
+function bar(...content) { return make("div", { class: "bar" }, content); }
+/**
+ * Makes a table that scrolls on a narrow screen. A column whose title begins with # has numbers;
+ * a title may be [title, element to show].
+ */
+function table(titles, rows, kind = "") {
+  const names = titles.map((title) => [title].flat()), number = names.map(([name]) => name.startsWith("#") ? "number" : null);
+  const head = names.map(([name, element], i) => make("th", { class: number[i], scope: "col" }, element ?? name.replace("#", "")));
+  const body = rows.map((row) => make("tr", {}, row.map((cell, i) => make("td", { class: number[i] }, cell ?? ""))));
+  return make("div", { class: `scroll ${kind}` }, make("table", {}, make("thead", {}, make("tr", {}, head)), make("tbody", {}, body)));
+}
+function first(limit, total) { return total > limit ? quiet(`The first ${limit} of ${total} are shown; filters find others.`) : null; }
 
 // ---- numbers and times
 
@@ -76,11 +122,23 @@ function ago(seconds) {
   return "now";
 }
 
-/** Returns text in which control characters and marks of direction are shown, so that they cannot hide or reorder text. */
-function visible(text) { return String(text).replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g, (c) => `⟨U+${c.charCodeAt(0).toString(16).padStart(4, "0")}⟩`); }
+function clock(minutes) { return minutes === null || minutes === undefined ? "–" : minutes < 1 ? `${Math.round(minutes * 60)} s` : minutes < 120 ? `${Math.round(minutes)} min` : `${(minutes / 60).toFixed(1)} h`; }
+function percent(value) { return `${(value * 100).toFixed(1)}%`; }
+const isNumber = (value) => typeof value === "number";
+const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
-/** Colour of a value in [-1, 1]: blue is negative, orange positive; both differ in brightness too. */
-function tint(share, alpha = 1) {
-  const s = Math.max(-1, Math.min(1, share));
-  return s < 0 ? `rgba(86,180,233,${(-s * alpha).toFixed(3)})` : `rgba(230,159,0,${(s * alpha).toFixed(3)})`;
+/** Colour of a value in [-1, 1], on which text stays readable: blue is negative, orange positive. */
+function tint(share) {
+  const s = Math.max(-1, Math.min(1, share || 0));
+  return s < 0 ? `rgba(86,180,233,${(-s * 0.6).toFixed(3)})` : `rgba(230,159,0,${(s * 0.6).toFixed(3)})`;
+}
+function chip(reward, most, properties, ...mark) {
+  const element = make("a", properties, mark, isNumber(reward) ? short(Number(reward.toPrecision(3))) : reward);
+  element.style.background = isNumber(reward) && reward !== 0 ? tint(reward / most) : "var(--panel)";
+  return element;
+}
+
+/** Text in which what could hide or reorder other text is shown: control characters, marks of direction. */
+function visible(text) {
+  return String(text).replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g, (c) => `⟨U+${c.charCodeAt(0).toString(16).padStart(4, "0")}⟩`);
 }

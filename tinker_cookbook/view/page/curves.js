@@ -1,0 +1,55 @@
+// Causes, curves and settings of one run or of several.
+
+/** Causes of a run: what, since when, which setting, and links to what shows it. */
+function causesView(run) {
+  return run.causes.map((one) => note(make("b", {}, one.name.replaceAll("_", " ")), ` ${one.since === one.until ? `at step ${one.since}` : `steps ${one.since} to ${one.until}`}: ${one.text} `,
+    one.setting ? make("span", {}, make("code", {}, one.setting), `: ${one.advice}. `) : null,
+    one.evidence.map(({ step, split, group, member, datum }, i) => [i ? " · " : null, make("a", { href: link({ run: run.name, tab: "episodes", step, split, group, member }, {}) }, `step ${step}, ${datum === undefined ? `group ${group}, member ${member}` : `example ${datum}`}`)])));
+}
+
+function curvesView(runs) {
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))];
+  const rank = (name) => { const i = FIRST.indexOf(name); return i < 0 ? FIRST.length : i; };
+  names.sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+  let pattern = (name) => name.includes(settings.filter);
+  try { const found = new RegExp(settings.filter, "i"); pattern = (name) => found.test(name); } catch { /* not a whole regular expression yet */ }
+  const main = names.filter((name) => FIRST.includes(name) || runs.some((run) => run.metric === name));
+  const shown = settings.filter ? names.filter(pattern) : settings.all || !main.length ? names : main;
+  const figures = shown.slice(0, 80).map((name) => {
+    const series = runs.map((run, i) => ({ run, i, data: run.metrics[name] })).filter((one) => one.data).map(({ run, i, data }) => ({
+      label: run.title, i, xs: positions(run, data.steps), values: data.values,
+      at: (k) => { const step = data.steps[k]; location.hash = link(name.startsWith("time/") && run.has.includes("timing") ? { run: run.name, tab: "timing", step } : { run: run.name, tab: "episodes", step, split: splitOf(run, step, name) }, {}); },
+    }));
+    const last = series.map((one) => short(one.values[one.values.length - 1])).join(" · ");
+    return make("figure", {}, make("figcaption", {}, make("span", {}, name), make("b", {}, last)), chart(series, name));
+  });
+  return [runs.map((run) => [runs.length > 1 && run.causes.length ? make("h3", {}, run.title) : null, causesView(run)]),
+    bar(search("filter", "filter metrics (regular expression)"), tick("all", "all"),
+      control("smooth", make("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: settings.smooth, oninput: keep("smooth", (field) => Number(field.value)) })),
+      tick("log", "log"), choice("x", "x", ["step", "tokens", "minutes"]), quiet(`${shown.length} of ${names.length} metrics`)),
+    runs.length > 1 ? make("div", { class: "legends" }, runs.map((run, i) => legend(i, run.title))) : null,
+    make("div", { class: "charts" }, figures), first(80, shown.length)];
+}
+
+/** Positions of steps on the x axis: steps, trained tokens, or minutes of training. */
+function positions(run, steps) {
+  if (settings.x === "step") return steps;
+  const at = new Map(run.axes.steps.map((step, i) => [step, run.axes[settings.x][i]]));
+  return steps.map((step) => at.get(step) ?? 0);
+}
+
+function mainSplit(splits) { return splits.includes("train") ? "train" : splits[0]; }
+
+/** Split of the record that a metric was computed from. */
+function splitOf(run, step, metric) {
+  const splits = run.record[step] || [];
+  return splits.find((split) => split.startsWith("eval_") && metric.replace(/[^\w-]/g, "_").startsWith(split.slice(5) + "_")) || mainSplit(splits);
+}
+
+function settingsView(runs) {
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.config)))].filter((name) => matches(name, settings.key));
+  const text = (value) => value === undefined ? "" : typeof value === "string" ? value : JSON.stringify(value);
+  const rows = names.map((name) => [name, ...runs.map((run) => text(run.config[name]))]).filter(([, ...values]) => runs.length === 1 || new Set(values).size > 1);
+  return [bar(search("key", "filter settings"), quiet(runs.length > 1 ? `${rows.length} settings in which these runs differ` : `${rows.length} settings`)),
+    table(["setting", ...runs.map((run) => runs.length === 1 ? "value" : run.title)], rows.map(([name, ...values]) => [make("code", {}, name), ...values]))];
+}
