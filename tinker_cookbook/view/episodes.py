@@ -5,6 +5,7 @@ Each function returns a JSON object.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tinker_cookbook.record.images import image_file
 from tinker_cookbook.record.read import Record
 from tinker_cookbook.record.vocabulary import token_texts
 
@@ -107,8 +109,8 @@ def examples(path: Path, rows: Rows) -> dict[str, Any]:
     return {"examples": found, "tokens": token_texts(path, tokens)}
 
 
-def groups(path: Path, rows: Rows) -> dict[int, Any]:
-    """Returns the episodes of each group, token by token, and the texts of its tokens."""
+def groups(path: Path, rows: Rows, with_images: bool = True) -> dict[int, Any]:
+    """Returns the episodes of each group, token by token, the texts of its tokens, and images."""
     found: dict[int, dict[int, dict[str, Any]]] = {}
     for row in rows:
         members = found.setdefault(row["group"], {})
@@ -121,6 +123,7 @@ def groups(path: Path, rows: Rows) -> dict[int, Any]:
         number: {
             "members": list(members.values()),
             "tokens": {token: texts[token] for token in used[number] if token in texts},
+            "pictures": _pictures(path, members.values()) if with_images else {},
         }
         for number, members in found.items()
     }
@@ -145,6 +148,7 @@ def _episode(row: Mapping[str, Any]) -> dict[str, Any]:
         "metrics": json.loads(row["episode_metrics"] or "{}"),
         "logs": json.loads(row["episode_logs"] or "{}"),
         "messages": json.loads(row["episode_messages"] or "null"),
+        "calls": json.loads(row.get("episode_tool_calls") or "[]"),
         "turns": [],
     }
 
@@ -170,6 +174,18 @@ def _turn(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _pictures(path: Path, members: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns the stored images by digest, each as an address with its content."""
+    images = [image for one in members for turn in one["turns"] for image in turn["images"]]
+    found: dict[str, str] = {}
+    for image in images:
+        file = image_file(path, image) if image.get("format") else None
+        if file is not None and image["sha256"] not in found and file.is_file():
+            content = base64.b64encode(file.read_bytes()).decode()
+            found[image["sha256"]] = f"data:image/{image['format']};base64,{content}"
+    return found
+
+
 def _tokens_of(members: Iterable[Mapping[str, Any]]) -> set[int]:
     return {
         token
@@ -182,6 +198,7 @@ def _tokens_of(members: Iterable[Mapping[str, Any]]) -> set[int]:
 def search(path: Path, step: int, split: str, text: str) -> dict[str, Any]:
     """Returns group and member of the episodes whose prompts, answers or logs have ``text``."""
     lists, texts = ["prompt", "answer"], ["logs", "episode_logs", "episode_messages"]
+    texts.append("episode_tool_calls")
     rows = read(path, step, split, ["group", "member", *lists, *texts])
     names = token_texts(path, {i for row in rows for name in lists for i in row.get(name) or ()})
     wanted, found = text.casefold(), dict[tuple[int, int], None]()

@@ -11,6 +11,8 @@ from tinker_cookbook.run.paths import SPANS_FILE
 
 _STEP = re.compile(rb'\{"step": ?(\d+),')
 _TREE = "_logtree.json"
+_MAX_BYTES = 4_000_000
+"""Of more spans or trees a report has the last ones."""
 
 
 def has_files(path: Path) -> list[str]:
@@ -24,7 +26,7 @@ def has_files(path: Path) -> list[str]:
 
 def timing(path: Path, step: int | None = None, every: bool = False) -> dict[str, Any]:
     """Returns the steps with spans, and the spans of ``step`` (default: the last) or of ``every``
-    one, in seconds from the first one's start."""
+    one that a report can hold, in seconds from the first one's start."""
     lines: dict[int, bytes] = {}
     with (path / SPANS_FILE).open("rb") as file:
         for line in file:
@@ -32,6 +34,8 @@ def timing(path: Path, step: int | None = None, every: bool = False) -> dict[str
             if (found := _STEP.match(line)) and line.endswith(b"\n"):
                 lines[int(found[1])] = line
     steps = sorted(lines)
+    if every:
+        steps = _last({one: len(lines[one]) for one in steps})
     wanted = steps if every else [step if step in lines else steps[-1]] if steps else []
     return {
         "steps": steps,
@@ -47,12 +51,26 @@ def spans_of(spans: list[dict[str, Any]]) -> list[list[Any]]:
 
 def tree(path: Path, file: str | None = None, every: bool = False) -> dict[str, Any]:
     """Returns the names of the trees (``iteration_000002/train``), and the tree of ``file``
-    (default: the last of training) or of ``every`` one."""
+    (default: the last of training) or of ``every`` one that a report can hold."""
     found = sorted(path.glob(f"iteration_*/*{_TREE}"))
     files = {str(one.relative_to(path)).removesuffix(_TREE): one for one in found}
+    if every:
+        sizes = {name: one.stat().st_size for name, one in files.items()}
+        files = {str(name): files[name] for name in _last(sizes)}
     last = max(files, key=lambda name: (name.endswith("/train"), name), default=None)
     wanted = list(files) if every else [one for one in [file or last] if one in files]
     return {
         "files": list(files),
         "trees": {name: json.loads(files[name].read_text("utf-8")) for name in wanted},
     }
+
+
+def _last(sizes: dict[Any, int]) -> list[Any]:
+    """Returns the last keys whose sizes are at most ``_MAX_BYTES`` together, in order."""
+    kept, total = list[Any](), 0
+    for key, size in reversed(sizes.items()):
+        total += size
+        if total > _MAX_BYTES:
+            break
+        kept.insert(0, key)
+    return kept

@@ -22,6 +22,7 @@ from tinker_cookbook.view.page import page_html
 FILE = "report.html"
 MAX_RECORD_BYTES = 4_000_000
 """Size of the record's files of a run whose episodes go into a report."""
+MAX_IMAGE_BYTES = 4_000_000
 _COMPARED = 5
 """Evaluations of which each pair is compared in a report."""
 
@@ -70,18 +71,18 @@ def _run_elements(runs: data.Runs, name: str) -> Iterator[str]:
     yield _element("run", {"name": name}, run)
     for kind in run["has"]:
         yield _element(kind, {"name": name}, getattr(files, kind)(path, every=True))
-    problems = episodes.Problems(path)
+    problems, images_left = episodes.Problems(path), MAX_IMAGE_BYTES
     for step, splits in steps.items():
         for split in splits:
-            place, rows = (
-                {"name": name, "step": step, "split": split},
-                episodes.read(path, step, split),
-            )
+            place = {"name": name, "step": step, "split": split}
+            rows = episodes.read(path, step, split)
             if rows and "group" not in rows[0]:
                 yield _element("episodes", place, episodes.examples(path, rows))
                 continue
             yield _element("episodes", place, episodes.listing(path, rows))
-            yield _element("group", place, episodes.groups(path, rows))
+            found = episodes.groups(path, rows, with_images=images_left > 0)
+            images_left -= sum(len(p) for one in found.values() for p in one["pictures"].values())
+            yield _element("group", place, found)
             problems.add(step, split, rows)
     yield _element("problem", {"name": name}, problems.result())
 

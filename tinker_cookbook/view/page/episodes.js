@@ -9,11 +9,8 @@ async function episodesView(runs) {
   const step = asked === undefined ? steps[steps.length - 1] : steps.reduce((best, one) => one <= Number(asked) ? one : best, steps[0]);
   const splits = run.record[step].filter((split) => runs.every((one) => one.record[step].includes(split))), split = splits.includes(state().split) ? state().split : mainSplit(splits);
   const place = { name: run.name, step, split };
-  const move = (delta) => { const next = steps[steps.indexOf(step) + delta]; if (next !== undefined) location.hash = link({ step: next }); };
-  keys = { ArrowLeft: [() => move(-1), "the step before"], ArrowRight: [() => move(1), "the next step"], Escape: [() => { location.hash = link({ group: null, member: null }); }, "all groups of the step"] };
-  const top = bar(make("button", { onclick: () => move(-1), "aria-label": "step before" }, "←"),
-    control("step", make("input", { type: "number", min: steps[0], max: steps[steps.length - 1], value: step, onchange: (event) => { location.hash = link({ step: event.target.value }); } })),
-    make("button", { onclick: () => move(1), "aria-label": "next step" }, "→"),
+  keys.Escape = [() => { location.hash = link({ group: null, member: null }); }, "all groups of the step"];
+  const top = stepBar(steps, step,
     splits.length > 1 ? control("of", make("select", { onchange: (event) => { location.hash = link({ split: event.target.value, group: null }); } }, splits.map((name) => make("option", { value: name, selected: name === split }, name)))) : quiet(split),
     run.left_out ? quiet(run.left_out) : null);
   if (runs.length > 1) return [top, await commonProblems(runs, step, split)];
@@ -32,7 +29,7 @@ async function textMatches(place, query) {
   for (const [number, { members, tokens }] of Object.entries(await get("group", place)))
     for (const one of members) {
       const texts = one.turns.flatMap((turn) => [textOf(turn.prompt, tokens), textOf(turn.answer, tokens), JSON.stringify(turn.logs)]);
-      if ([...texts, JSON.stringify(one.logs), JSON.stringify(one.messages)].join("\n").toLowerCase().includes(wanted)) found.add(`${number},${one.member}`);
+      if ([...texts, JSON.stringify(one.logs), JSON.stringify(one.messages), JSON.stringify(one.calls)].join("\n").toLowerCase().includes(wanted)) found.add(`${number},${one.member}`);
     }
   return found;
 }
@@ -62,7 +59,7 @@ async function groupsView(run, place, episodes) {
 }
 
 async function groupView(run, place, number) {
-  const { members, tokens } = await get("group", { ...place, group: number });
+  const found = await get("group", { ...place, group: number }), { members, tokens, pictures } = found;
   const next = (delta) => { location.hash = link({ group: Math.max(0, number + delta), member: null }); };
   keys.ArrowUp = [() => next(-1), "the group before"];
   keys.ArrowDown = [() => next(1), "the next group"];
@@ -80,6 +77,6 @@ async function groupView(run, place, number) {
     name === "none" ? null : make("span", { class: "legend" }, make("span", { class: overlay.high && overlay.low ? "negative" : null }, overlay.low ?? ""), ramp, overlay.high ?? "", overlay.text ? `, ${overlay.text}` : null));
   const prompt = members[0].turns[0]?.prompt;
   const same = prompt?.length && members.every((one) => one.turns[0]?.prompt.join() === prompt.join());
-  const shared = same && !(settings.show === "messages" && hasMessages) ? [make("div", { class: "facts" }, "prompt of all members"), pieces(prompt, tokens, "tokens prompt", null, members[0].turns[0].images)] : null;
-  return [top, shared, make("div", { class: "members" }, members.map((one) => episode(one, tokens, overlay, most, same, String(one.member) === state().member)))];
+  const shared = same && !(settings.show === "messages" && hasMessages) ? [make("div", { class: "facts" }, "prompt of all members"), pieces(prompt, tokens, "tokens prompt", null, members[0].turns[0].images, 0, pictures)] : null;
+  return [top, shared, make("div", { class: "members" }, members.map((one) => episode(one, found, overlay, most, same, String(one.member) === state().member)))];
 }

@@ -3,7 +3,7 @@
 async function timingView(run) {
   const asked = Number(state().step) || undefined;
   const { steps, spans } = await get("timing", isReport || !asked ? { name: run.name } : { name: run.name, step: asked });
-  if (!steps.length) return [make("p", { class: "note" }, "No step of this run has ended yet.")];
+  if (!steps.length) return [note("No step of this run has ended yet.")];
   const step = steps.includes(asked) ? asked : steps[steps.length - 1];
   const rows = new Map();
   for (const [name, begin, end] of spans[step]) rows.set(name, [...rows.get(name) || [], [begin, end]]);
@@ -12,18 +12,20 @@ async function timingView(run) {
     const seconds = parts.map(([begin, end]) => end - begin), sum = seconds.reduce((a, b) => a + b, 0);
     return [name, parts.length, sum, sum / parts.length, Math.max(...seconds)];
   });
-  const table = make("table", {}, make("tr", {}, ["span", "count", "total s", "mean s", "longest s"].map((name, i) => make("th", { class: i ? "number" : "" }, name))),
-    summary.map((row) => make("tr", {}, row.map((cell, i) => make("td", { class: i ? "number" : "" }, short(cell))))));
-  return [state().only ? null : stepBar(steps, step), timeline(rows, total), make("div", { class: "timing" }, table)];
+  return [state().only ? null : stepBar(steps, step), timeline(rows, total),
+    table(["span", "#count", "#total s", "#mean s", "#longest s"], summary.map((row) => row.map((cell) => short(cell))), "timing")];
 }
 
-/** Buttons and a field to change the step of the address; sets the arrow keys. */
-function stepBar(steps, step) {
-  const go = (delta) => { const next = steps[steps.indexOf(step) + delta]; if (next !== undefined) location.hash = link({ step: next }); };
-  keys = { ArrowLeft: () => go(-1), ArrowRight: () => go(1) };
-  return make("div", { class: "bar" }, make("button", { onclick: () => go(-1), "aria-label": "step before" }, "←"),
-    control("step", make("input", { type: "number", min: steps[0], max: steps[steps.length - 1], value: step, onchange: (event) => { location.hash = link({ step: event.target.value }); } })),
-    make("button", { onclick: () => go(1), "aria-label": "next step" }, "→"));
+/** Buttons, a field and the arrow keys to change the step of the address. */
+function stepBar(steps, step, ...more) {
+  return bar(beforeAndNext("step", steps, step, (next) => ({ step: next }),
+    control("step", make("input", { type: "number", min: steps[0], max: steps[steps.length - 1], value: step, onchange: (event) => { location.hash = link({ step: event.target.value }); } }))), more);
+}
+function beforeAndNext(what, all, now, changes, field) {
+  const go = (delta) => { const next = all[all.indexOf(now) + delta]; if (next !== undefined) location.hash = link(changes(next)); };
+  keys.ArrowLeft = [() => go(-1), `the ${what} before`];
+  keys.ArrowRight = [() => go(1), `the next ${what}`];
+  return [make("button", { onclick: () => go(-1), "aria-label": `${what} before` }, "←"), field, make("button", { onclick: () => go(1), "aria-label": `next ${what}` }, "→")];
 }
 
 /** Bars of the spans over `total` seconds; spans of one name that overlap take lanes below each other. */
@@ -40,10 +42,10 @@ function timeline(rows, total) {
       let lane = ends.findIndex((last) => last <= begin);
       if (lane < 0) lane = ends.length < 40 ? ends.length : 39;
       ends[lane] = end;
-      const bar = make("rect", { x: px(begin), y: top + lane * H, width: Math.max(px(end) - px(begin), 1), height: H - 2, fill: COLOURS[i % COLOURS.length] });
-      bar.addEventListener("pointermove", (event) => showTip(event, `${name}\n${short(end - begin)} s, from ${short(begin)} to ${short(end)} s`));
-      bar.addEventListener("pointerleave", () => { tip.hidden = true; });
-      svg.append(bar);
+      const span = make("rect", { x: px(begin), y: top + lane * H, width: Math.max(px(end) - px(begin), 1), height: H - 2, fill: COLOURS[i % COLOURS.length] });
+      span.addEventListener("pointermove", (event) => showTip(event.clientX, event.clientY, `${name}\n${short(end - begin)} s, from ${short(begin)} to ${short(end)} s`));
+      span.addEventListener("pointerleave", () => { tip.hidden = true; });
+      svg.append(span);
     }
     y = top + ends.length * H + 4;
     i += 1;

@@ -25,11 +25,11 @@ function decode(ids, tokens, each) {
 function textOf(ids, tokens) { const parts = []; decode(ids.filter((id) => id >= 0), tokens, (text) => parts.push(text)); return parts.join(""); }
 
 /** Shows tokens as text. `mark(span, i)` returns the text of its tip. An image is one box. */
-function pieces(ids, tokens, kind, mark, images = [], begin = 0) {
+function pieces(ids, tokens, kind, mark, images = [], begin = 0, pictures = {}) {
   const element = make("div", { class: kind, dir: "auto" });
   const at = new Map(images.map((image) => [image.offset - begin, image]));
   decode(ids, tokens, (text, i) => {
-    if (ids[i] < 0) { if (ids[i - 1] >= 0 || i === 0 || at.has(i)) element.append(picture(at.get(i))); return; }
+    if (ids[i] < 0) { if (ids[i - 1] >= 0 || i === 0 || at.has(i)) element.append(picture(at.get(i), pictures)); return; }
     if (!mark) { element.append(visible(text)); return; }
     const span = make("span", {}, text);
     const about = mark(span, i);
@@ -40,26 +40,26 @@ function pieces(ids, tokens, kind, mark, images = [], begin = 0) {
   return element;
 }
 
-function picture(image) {
+function picture(image, pictures = {}) {
   if (!image) return make("span", { class: "picture" }, "▧ image");
-  if (image.source) return make("img", { src: image.source, alt: `image ${image.sha256.slice(0, 8)}`, class: "picture" });
+  const source = pictures[image.sha256];
+  if (source) return make("img", { src: source, alt: `image ${image.sha256.slice(0, 8)}`, class: "picture" });
   return make("span", { class: "picture", title: `SHA-256 ${image.sha256}` }, `▧ image ${image.sha256.slice(0, 8)}, ${image.length} tokens`);
 }
 
 /** Messages with their roles, thoughts, tool calls and tool results. */
-function messages(list) {
+function messages(list, images = [], calls = [], pictures = {}) {
+  let image = 0, call = 0;
+  const contentPart = (part) => {
+    if (part.type === "text") return make("div", { class: "tokens", dir: "auto" }, part.text);
+    if (part.type === "thinking") return make("div", { class: "thinking" }, part.thinking);
+    if (part.type === "image") return make("div", {}, /^data:image/.test(part.image) ? picture({ sha256: "" }, { "": part.image }) : picture(images[image++], pictures));
+    return make("div", { class: "tokens" }, JSON.stringify(part));
+  };
   return list.map((one) => make("div", { class: `message ${["user", "assistant", "system", "tool"].includes(one.role) ? one.role : ""}` }, make("b", {}, one.role, one.name ? ` ${one.name}` : ""),
     one.thinking ? make("div", { class: "thinking" }, one.thinking) : null,
     [one.content ?? ""].flat().map((part) => typeof part === "string" ? make("div", { class: "tokens", dir: "auto" }, part) : contentPart(part)),
-    (one.tool_calls || []).map((call) => make("div", { class: "call" }, "calls ", make("code", {}, `${call.function?.name ?? call.name}(${callArguments(call.function?.arguments ?? call.args ?? call.arguments)})`))),
-    (one.unparsed_tool_calls || []).map((call) => make("div", { class: "call" }, "call that could not be parsed: ", make("code", {}, call.raw_text ?? JSON.stringify(call))))));
-}
-function callArguments(value) { return value === undefined ? "" : typeof value === "string" ? value : JSON.stringify(value); }
-function contentPart(part) {
-  if (part.type === "text") return make("div", { class: "tokens", dir: "auto" }, part.text);
-  if (part.type === "thinking") return make("div", { class: "thinking" }, part.thinking);
-  if (part.type === "image" || part.type === "image_url") return make("div", {}, picture(part.sha256 ? part : null));
-  return make("div", { class: "tokens" }, JSON.stringify(part));
+    (one.tool_calls || []).map((asked) => { const error = calls[call++]?.error; return make("div", { class: "call" }, "calls ", make("code", {}, `${asked.function?.name ?? asked.name}(${asked.function?.arguments ?? JSON.stringify(asked.arguments)})`), error ? make("b", {}, ` error: ${error}`) : null); })));
 }
 
 function facts(values) {
@@ -68,11 +68,11 @@ function facts(values) {
 }
 
 /** One episode of a group. */
-function episode(one, tokens, overlay, most, same, marked) {
+function episode(one, { tokens, pictures }, overlay, most, same, marked) {
   const turns = one.turns.map((turn, number) => {
     const begin = number ? turn.kept : 0, length = turn.prompt.length;
     return make("div", { class: "turn" },
-      (same && number === 0) || !length ? null : pieces(turn.prompt, tokens, "tokens prompt", null, turn.images, begin),
+      (same && number === 0) || !length ? null : pieces(turn.prompt, tokens, "tokens prompt", null, turn.images, begin, pictures),
       pieces(turn.answer, tokens, "tokens", (span, i) => {
         const value = overlay.of(turn, i);
         if (isNumber(value)) { const share = overlay.share(value, most); span.style.background = tint(share); if (overlay.high && share < 0) span.className = "negative"; }
@@ -82,7 +82,7 @@ function episode(one, tokens, overlay, most, same, marked) {
       }),
       facts({ reward: turn.reward, stop: turn.stop, ...turn.metrics, ...turn.logs }));
   });
-  const body = settings.show === "messages" && one.messages ? messages(one.messages) : turns;
+  const body = settings.show === "messages" && one.messages ? messages(one.messages, one.turns.flatMap((turn) => turn.images), one.calls, pictures) : turns;
   return make("section", { class: `episode ${marked ? "chosen" : ""}`, "aria-label": `member ${one.member}` }, make("h3", {}, `member ${one.member}`, make("span", {}, `reward ${short(one.reward)}`),
     one.advantage === null ? null : make("span", {}, `advantage ${short(one.advantage)}`), quiet(`${one.stop} · weights of step ${one.weights}`)),
   body, facts({ ...one.metrics, ...one.logs }));

@@ -8,25 +8,21 @@ async function treeView(run) {
   const { files, trees } = await get("tree", isReport || !asked ? { name: run.name } : { name: run.name, file: asked });
   const file = files.includes(asked) ? asked : files.findLast((one) => one.endsWith("/train")) || files[files.length - 1], split = file.split("/")[1];
   const same = files.filter((one) => one.split("/")[1] === split);
-  const go = (delta) => { const next = same[same.indexOf(file) + delta]; if (next) location.hash = link({ file: next }); };
-  keys = { ArrowLeft: () => go(-1), ArrowRight: () => go(1) };
   const unfold = (open) => () => { for (const one of document.querySelectorAll(".tree details")) one.open = open; };
-  return [make("div", { class: "bar" }, make("button", { onclick: () => go(-1), "aria-label": "file before" }, "←"),
-    make("select", { "aria-label": "file", onchange: (event) => { location.hash = link({ file: event.target.value }); } }, files.map((name) => make("option", { value: name, selected: name === file }, name))),
-    make("button", { onclick: () => go(1), "aria-label": "next file" }, "→"),
+  return [bar(beforeAndNext("file", same, file, (next) => ({ file: next }), make("select", { "aria-label": "file", onchange: (event) => { location.hash = link({ file: event.target.value }); } }, files.map((name) => make("option", { value: name, selected: name === file }, name)))),
     make("button", { onclick: unfold(true) }, "unfold all"), make("button", { onclick: unfold(false) }, "fold all")),
   make("div", { class: "tree" }, trees[file].root.children.map((child) => treeNode(child, 0)))];
 }
 
 /** Returns a node of a tree; tags and attributes that could run or load something are left out. */
 function treeNode(node, depth) {
-  if (typeof node === "string") return visible(node);
+  if (typeof node === "string") return node;
   const { tag, attrs = {}, children = [], data } = node;
   // HTML that a program logged is parsed as data, and what is known of it is shown.
   if (tag === "#html") return children.map((html) => [...new DOMParser().parseFromString(html, "text/html").body.childNodes].map((one) => treeNode(plainNode(one), depth)));
   if (tag === "img") return make("img", { src: /^data:image\//.test(attrs.src) ? attrs.src : null, alt: attrs.alt || "" });
   if (tag === "style" || tag === "script") return [];
-  if (data?.type === "conversation") return data.messages.map(treeMessage);
+  if (data?.type === "conversation") return messages(data.messages);
   const shown = children.map((child) => treeNode(child, depth + (tag === "section")));
   const heading = tag === "section" && children[0]?.tag?.match(/^h[1-6]$/);
   if (heading) return make("details", { open: depth < 2 }, make("summary", {}, shown[0]), shown.slice(1));
@@ -38,11 +34,4 @@ function treeNode(node, depth) {
 function plainNode(node) {
   if (node.nodeType !== 1) return node.nodeType === 3 ? node.data : "";
   return { tag: node.localName, attrs: Object.fromEntries([...node.attributes].map((one) => [one.name, one.value])), children: [...node.childNodes].map(plainNode) };
-}
-
-function treeMessage({ role, content, tool_calls: calls }) {
-  const parts = typeof content === "string" ? [{ type: "text", text: content }] : content || [];
-  return make("div", { class: "turn" }, make("div", { class: "facts" }, role),
-    parts.map((part) => part.type === "image" ? treeNode({ tag: "img", attrs: { src: String(part.image) } }) : make("div", { class: "tokens", dir: "auto" }, visible(part.text ?? part.thinking ?? JSON.stringify(part)))),
-    (calls || []).map((call) => make("pre", {}, visible(JSON.stringify(call)))));
 }
