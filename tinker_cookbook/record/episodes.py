@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from tinker_cookbook.record.schema import IMAGE, turn_schema
 from tinker_cookbook.rl.report.episode_rows import json_value
 from tinker_cookbook.rl.types import Observation, Trajectory, TrajectoryGroup
 from tinker_cookbook.run.jsonl import encode_row
+from tinker_cookbook.utils.logtree import Trace
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,6 +53,8 @@ class RecordedGroup:
     group: TrajectoryGroup
     tags: Sequence[str] = ()
     advantages_G: Sequence[float] | None = None
+    log: Trace | None = None
+    """What its environments logged, which is in the files of ``rl.report.transcripts``."""
 
 
 def turn_table(
@@ -140,11 +143,9 @@ def group_rows(recorded: RecordedGroup, images: ImageFiles) -> list[dict[str, An
 
 
 def _turn_rows(trajectory: Trajectory, files: ImageFiles) -> list[dict[str, Any]]:
-    rows, before = [], np.empty(0, np.int32)
-    for number, transition in enumerate(trajectory.transitions):
-        prompt, images = tokens_of(transition.ob, files)
-        kept = common_prefix(before, prompt)
-        answer = np.asarray(transition.ac.tokens, np.int32)
+    rows = []
+    turns = zip(trajectory.transitions, turn_tokens(trajectory, files), strict=True)
+    for number, (transition, (prompt, images, kept, answer)) in enumerate(turns):
         logprobs = transition.ac.maybe_logprobs
         rows.append(
             {
@@ -163,8 +164,25 @@ def _turn_rows(trajectory: Trajectory, files: ImageFiles) -> list[dict[str, Any]
                 "logs": json_text(transition.logs),
             }
         )
-        before = np.concatenate([prompt, answer])
     return rows
+
+
+def turn_tokens(
+    trajectory: Trajectory, files: ImageFiles
+) -> Iterator[tuple[Tokens, list[dict[str, Any]], int, Tokens]]:
+    """Yields the prompt [T] of each turn, its images, the number of its first tokens that the turn
+    before has too, and the answer."""
+    before, images_before = np.empty(0, np.int32), []
+    for transition in trajectory.transitions:
+        prompt, images = tokens_of(transition.ob, files)
+        kept = common_prefix(before, prompt)
+        # Two images of one size have equal tokens.
+        for old, new in zip(images_before, images, strict=False):
+            if old != new:
+                kept = min(kept, new["offset"])
+        answer = np.asarray(transition.ac.tokens, np.int32)
+        yield prompt, images, kept, answer
+        before, images_before = np.concatenate([prompt, answer]), images
 
 
 def tokens_of(observation: Observation, files: ImageFiles) -> tuple[Tokens, list[dict[str, Any]]]:

@@ -7,12 +7,14 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tinker
 from talk_samples import ASK, END, answers, encode, group_of, talk, tokenizer
 
+from tinker_cookbook.record.episodes import RecordedGroup
 from tinker_cookbook.rl.advantages import compute_advantages
-from tinker_cookbook.rl.report.transcript_text import LoggedGroup, TokenText
+from tinker_cookbook.rl.report.transcript_text import TokenText
 from tinker_cookbook.rl.report.transcripts import TranscriptWriter, group_log
 from tinker_cookbook.rl.types import RolloutError, StopReason, Trajectory, Transition
 from tinker_cookbook.utils import logtree
@@ -41,7 +43,7 @@ def write(path: Path, groups, tags=None, split="train", iteration=3, **options) 
         strict=True,
     )
     with TranscriptWriter(path, tokenizer=options.pop("tokenizer", tokenizer()), **options) as w:
-        w.write(iteration, split, [LoggedGroup(i, *one) for i, one in enumerate(given)])
+        w.write(iteration, split, [RecordedGroup(i, *one) for i, one in enumerate(given)])
     return path / f"iteration_{iteration:06d}"
 
 
@@ -104,11 +106,11 @@ def test_images_stand_where_they_are():
     chunks = [tinker.EncodedTextChunk(tokens=encode(f"{ASK}a")), image]
     ob = tinker.ModelInput(chunks=[*chunks, tinker.EncodedTextChunk(tokens=encode(ASK))])
     text = TokenText(tokenizer())
-    assert text.prompt(ob) == f"{ASK}a[image: 7 tokens]{ASK}"
     swapped = tinker.ModelInput(chunks=[chunks[0], other])
     answer = talk(("q", END, 0.0)).transitions[0].ac
     turns = [Transition(ob, answer, 0.0, False), Transition(swapped, answer, 0.0, True)]
-    (_, second) = text.episode(Trajectory(turns, tinker.ModelInput.empty())).turns
+    first, second = text.episode(Trajectory(turns, tinker.ModelInput.empty())).turns
+    assert first.prompt == f"{ASK}a[image: 7 tokens]{ASK}"
     assert (second.prompt, second.num_new_tokens) == ("[image: 7 tokens]", 7)
 
 
@@ -117,9 +119,9 @@ def test_sentencepiece_keeps_the_space_between_prompt_and_answer(stories_model):
     from transformers import AutoTokenizer
 
     stories = AutoTokenizer.from_pretrained(stories_model)
-    whole = stories.encode("Once upon a time there was a dog")
+    whole = np.array(stories.encode("Once upon a time there was a dog"), np.int32)
     text = TokenText(stories)
-    parts = [text.text(whole[:4]), text.text(whole[4:], before=whole[:4])]
+    parts = [text.text(whole[:4], whole[:0]), text.text(whole[4:], whole[:4])]
     assert "".join(parts) == stories.decode(whole)
     assert parts[1].startswith(" ")
 

@@ -171,8 +171,8 @@ def _transcript(group: TrajectoryGroup, text: TokenText) -> str:
     members = range(len(rewards))
     best, worst = max(members, key=rewards.__getitem__), min(members, key=rewards.__getitem__)
     lines = []
-    if first := group.trajectories_G[best].transitions:
-        prompt = text.prompt(first[0].ob)
+    if first := text.episode(group.trajectories_G[best]).turns:
+        prompt = first[0].prompt
         # The question is at the end of a prompt, after system messages and examples.
         cut = "…" if len(prompt) > _PROMPT_CHARS else ""
         lines += f"{cut}{visible(prompt[-_PROMPT_CHARS:])}".rstrip().splitlines()

@@ -31,7 +31,6 @@ from tinker_cookbook.rl.report.trajectory_metrics import (
     compute_trajectory_metrics,
     error_metrics,
 )
-from tinker_cookbook.rl.report.transcript_text import LoggedGroup
 from tinker_cookbook.rl.report.transcripts import TranscriptWriter
 from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
 from tinker_cookbook.rl.types import RLDataset, RolloutError, TrajectoryGroup
@@ -154,14 +153,10 @@ class Reporter:
         entries = []
         for index, one in enumerate(groups):
             advantages = None if one.advantages is None else one.advantages.tolist()
-            entries.append(LoggedGroup(index, one.group, one.tags, advantages, one.log))
+            entries.append(RecordedGroup(index, one.group, one.tags, advantages, one.log))
         self._writer.write(step, "train", entries)
-        recorded = [
-            RecordedGroup(entry.index, entry.group, entry.tags, entry.advantages)
-            for entry in entries
-        ]
         record = self._session.step_record
-        record.write(step + 1, "train", partial(turn_table, recorded, data, record.images))
+        record.write(step + 1, "train", partial(turn_table, entries, data, record.images))
 
     def _measure(
         self, step: int, collected: RolloutBatch, trained: Metrics, times: Metrics
@@ -249,7 +244,7 @@ class _RecordedTestSet(RLTestSetEvaluator):
         # In a thread, because it may wait for earlier steps.
         await asyncio.to_thread(self.record.write, self.step, split, table)
         kept = zip(self.last_groups, self.last_tags, strict=True)
-        entries = [LoggedGroup(index, *one) for index, one in enumerate(kept)]
+        entries = [RecordedGroup(index, *one) for index, one in enumerate(kept)]
         await asyncio.to_thread(self.writer.write, self.step, split, entries)
         return metrics
 

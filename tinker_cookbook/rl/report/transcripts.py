@@ -17,8 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import TrainingError
+from tinker_cookbook.record.episodes import RecordedGroup
 from tinker_cookbook.rl.report.episode_rows import episode_row, json_value
-from tinker_cookbook.rl.report.transcript_text import LoggedGroup, TokenText, number
+from tinker_cookbook.rl.report.transcript_text import EpisodeText, TokenText, number
+from tinker_cookbook.rl.types import Trajectory
 from tinker_cookbook.run.background import BackgroundWriter
 from tinker_cookbook.run.jsonl import encode_row
 from tinker_cookbook.run.paths import local_path, write_atomically
@@ -73,7 +75,7 @@ class TranscriptWriter(BackgroundWriter):
         self.json_export = json_export
         self.tokenizer = tokenizer
 
-    def write(self, iteration: int, split: str, entries: Sequence[LoggedGroup]) -> Future[None]:
+    def write(self, iteration: int, split: str, entries: Sequence[RecordedGroup]) -> Future[None]:
         """Queues a step's transcripts; it blocks only while two earlier steps are queued.
 
         ``iteration`` is the number of updates before these groups are trained on, ``split`` is
@@ -82,26 +84,27 @@ class TranscriptWriter(BackgroundWriter):
         """
         return self.submit(partial(self._write, iteration, split, entries))
 
-    def _write(self, iteration: int, split: str, entries: Sequence[LoggedGroup]) -> None:
+    def _write(self, iteration: int, split: str, entries: Sequence[RecordedGroup]) -> None:
         # Tokens are decoded here, in the writer's thread, so that training does not wait.
         text = TokenText(self.tokenizer)
-        for entry in entries:
-            entry.texts = [text.episode(one) for one in entry.group.trajectories_G]
+        groups = [
+            (entry, [text.episode(one) for one in entry.group.trajectories_G]) for entry in entries
+        ]
         base = os.path.join(iteration_dir(self.log_path, iteration), split)
         try:
             os.makedirs(os.path.dirname(base), exist_ok=True)
             if self.json_export:
                 rows = [
-                    encode_row(_summary_row(entry, member, split, iteration))
-                    for entry in entries
-                    for member in range(len(entry.texts))
+                    encode_row(_summary_row(entry, member, text, split, iteration))
+                    for entry, texts in groups
+                    for member, text in enumerate(texts)
                 ]
                 # Atomic, so that a run that is killed leaves a whole file or none.
                 write_atomically(local_path(f"{base}_rollout_summaries.jsonl"), b"".join(rows))
             if self.num_groups_to_log > 0:
                 tree = Trace(f"Iteration {iteration} · {split}")
-                shown = [entry for entry in entries if entry.index < self.num_groups_to_log]
-                tree.root.add(*map(_group_node, shown))
+                shown = [one for one in groups if one[0].index < self.num_groups_to_log]
+                tree.root.add(*(_group_node(*one) for one in shown))
                 write_trace_json(tree, f"{base}_logtree.json")
         except OSError as error:
             raise TrainingError(
@@ -111,10 +114,11 @@ class TranscriptWriter(BackgroundWriter):
             ) from error
 
 
-def _summary_row(entry: LoggedGroup, member: int, split: str, iteration: int) -> dict[str, Any]:
+def _summary_row(
+    entry: RecordedGroup, member: int, text: EpisodeText, split: str, iteration: int
+) -> dict[str, Any]:
     """Returns the row of one episode; ``docs/04-rl-metrics.md`` explains the keys."""
-    group, text = entry.group, entry.texts[member]
-    trajectory = group.trajectories_G[member]
+    group, trajectory = entry.group, entry.group.trajectories_G[member]
     row = episode_row(
         group,
         member,
@@ -135,14 +139,19 @@ def _summary_row(entry: LoggedGroup, member: int, split: str, iteration: int) ->
             "action_text": turn.answer,
         }
     return row | {
-        "advantage": entry.advantages[member] if entry.advantages else None,
+        "advantage": _advantage(entry, member),
         "stop_reason": str(trajectory.stop_reason),
         "trajectory_logs": json_value(trajectory.logs),
         "final_text": text.final,
     }
 
 
-def _group_node(entry: LoggedGroup) -> Node:
+def _advantage(entry: RecordedGroup, member: int) -> float | None:
+    """Returns the advantage of an episode; ``None`` in an evaluation."""
+    return entry.advantages_G[member] if entry.advantages_G else None
+
+
+def _group_node(entry: RecordedGroup, texts: Sequence[EpisodeText]) -> Node:
     """Returns a section with the episodes of a group and what their environments logged."""
     group, rewards = entry.group, entry.group.get_total_rewards()
     data = {"group_idx": entry.index, "tags": list(entry.tags), "rewards": list(rewards)}
@@ -151,22 +160,20 @@ def _group_node(entry: LoggedGroup) -> Node:
     node.add(*(Node("p", {}, [f"while sampling: {error}"]) for error in group.rollout_errors))
     node.add(*_logged(entry.log, None))
     for member, trajectory in enumerate(group.trajectories_G):
-        advantage = entry.advantages[member] if entry.advantages else None
+        advantage = _advantage(entry, member)
         facts = [f"Sample {member}", f"reward {number(rewards[member])}"]
         facts += [] if advantage is None else [f"advantage {number(advantage, sign=True)}"]
         heading = Node("h3", {}, [" · ".join([*facts, str(trajectory.stop_reason)])])
         data = {"traj_idx": member, "total_reward": rewards[member], "advantage": advantage}
-        shown = [heading, _conversation(entry, member), *_logged(entry.log, member)]
+        shown = [heading, _conversation(trajectory, texts[member]), *_logged(entry.log, member)]
         node.add(Node("section", {}, shown, data))
     return node
 
 
-def _conversation(entry: LoggedGroup, member: int) -> Node:
+def _conversation(trajectory: Trajectory, text: EpisodeText) -> Node:
     """Returns the messages of an episode; of an environment without messages, its text."""
-    known = entry.group.trajectories_G[member].messages
-    messages = json.loads(known) if known else []
-    if not known:
-        text = entry.texts[member]
+    messages = json.loads(trajectory.messages) if trajectory.messages else []
+    if not messages:
         for turn in text.turns:
             messages.append({"role": "environment", "content": turn.prompt})
             messages.append({"role": "assistant", "content": turn.answer})
