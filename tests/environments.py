@@ -32,6 +32,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     ),
     "quantized": ("bitsandbytes>=0.49,<0.51",),
     "search-chroma": ("chromadb",),
+    "trackers": ("trackio>=0.43,<1", "tensorboard>=2.20", "mlflow-skinny>=3.17"),
     "verifiers-legacy": ("verifiers>=0.1.9,<0.1.10",),
     "verifiers-v1": ("verifiers>=0.4,<0.5",),
 }  # fmt: skip

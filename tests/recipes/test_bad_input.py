@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from json_server import json_server
 from recipe_runs import RecipeRuns, count_lines, finish, wait_for
 
 from recipes import sl_basic
@@ -65,6 +66,13 @@ def refused(recipe_runs, monkeypatch, capsys):
     return run
 
 
+@pytest.fixture
+def nobody():
+    """Address of a server that knows nobody."""
+    with json_server(lambda body, headers: (401, {})) as address:
+        yield address
+
+
 # --- behavior_if_log_dir_exists=delete: nothing is lost where the new run cannot start -----------
 
 
@@ -79,10 +87,14 @@ def refused(recipe_runs, monkeypatch, capsys):
         "learning_rate=-1",
     ],
 )
-def test_delete_and_a_run_that_cannot_start(refused, recipe_runs, monkeypatch, tmp_path, wrong):
+def test_delete_and_a_run_that_cannot_start(
+    refused, recipe_runs, monkeypatch, tmp_path, wrong, nobody
+):
     monkeypatch.setenv("TINKER_API_KEY", "tml-nobody")
     monkeypatch.setenv("WANDB_API_KEY", "")
     monkeypatch.setenv("WANDB_MODE", "online")
+    # It answers; without an answer the run would be logged offline.
+    monkeypatch.setenv("WANDB_BASE_URL", nobody)
     old = tmp_path / "run"
     old.mkdir()
     (old / "metrics.jsonl").write_text('{"step": 1, "old": true}\n')

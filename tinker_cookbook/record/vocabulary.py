@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,3 +86,12 @@ def _read_vocabulary(path: Path, changed: int) -> dict[int, bytes]:
 
     table = pq.read_table(path, columns=["token", "bytes"])
     return dict(zip(*(table[name].to_pylist() for name in ("token", "bytes")), strict=True))
+
+
+def text_of(tokens: Iterable[int], texts: Mapping[int, str | list[int]]) -> str:
+    """Returns the text of tokens."""
+    content = b""
+    for token in tokens:
+        piece = texts.get(token, f"[{token}]")
+        content += piece.encode() if isinstance(piece, str) else bytes(piece)
+    return content.decode("utf-8", "replace")

@@ -19,7 +19,7 @@ from tinker_cookbook.run.weights_paths import SCHEME
 # base_dtype is not one of them: a quantised base has other weights.
 _FREE = """
     log_path recipe_name behavior_if_log_dir_exists allow_config_change
-    wandb_project wandb_name session_name enable_trace span_chart_every
+    trackers wandb_project wandb_name session_name enable_trace span_chart_every
     backend base_url server_wait device dtype shard_base sampler vllm_python
     vllm_args vllm_timeout submit_ahead store num_replicas async_periodic_saves
     save_every save_every_tokens save_every_seconds

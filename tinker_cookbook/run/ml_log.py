@@ -11,8 +11,8 @@ leaves ``config.json``, ``metrics.jsonl``, ``logs.log`` and, in a git checkout, 
 
 from __future__ import annotations
 
-import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,24 @@ from tinker_cookbook.run.code_state import code_diff
 from tinker_cookbook.run.config import dump_config
 from tinker_cookbook.run.loggers import JsonLogger, Logger, MultiplexLogger, PrettyPrintLogger
 from tinker_cookbook.run.paths import CODE_DIFF_FILE, LOG_FILE, ensure_writable_dir
-from tinker_cookbook.run.remote_loggers import NeptuneLogger, TrackioLogger, WandbLogger
+from tinker_cookbook.run.remote_loggers import (
+    MlflowLogger,
+    NeptuneLogger,
+    TensorBoardLogger,
+    TrackioLogger,
+    WandbLogger,
+)
+from tinker_cookbook.run.trackers import start_trackers
 from tinker_cookbook.utils.error_logs import configure_logging_module
 
 __all__ = [
     "JsonLogger",
     "Logger",
+    "MlflowLogger",
     "MultiplexLogger",
     "NeptuneLogger",
     "PrettyPrintLogger",
+    "TensorBoardLogger",
     "TrackioLogger",
     "WandbLogger",
     "configure_logging_module",
@@ -59,6 +68,7 @@ def start_logging(
     config: Any = None,
     do_configure_logging_module: bool = True,
     *,
+    trackers: Sequence[str] | None = None,
     resume_step: int | None = None,
     print_metrics: bool = True,
 ) -> Logger:
@@ -66,17 +76,19 @@ def start_logging(
 
     Args:
         log_dir: The run's folder; created if it is missing.
-        wandb_project: Also log to this project of Weights & Biases; the same run there is
-            continued when the folder is resumed.
+        wandb_project: Project of the run in its trackers.
         wandb_name: The run's name there.
         config: Written to ``config.json``.
         do_configure_logging_module: Send Python's log messages to ``logs.log`` and the console.
+        trackers: Also log to these: wandb, trackio, tensorboard, mlflow. A folder that is resumed
+            continues its runs there. ``None``: wandb if a project is given.
         resume_step: Updates in the checkpoint that the run continues from; rows of later steps are
             cut; -1 (no checkpoint) cuts all, ``None`` keeps all.
         print_metrics: Print metrics too; loops with their own display pass False.
 
     Raises:
-        ConfigurationError: The folder cannot be written, or Weights & Biases cannot start.
+        ConfigurationError: The folder cannot be written, or a tracker's package or account is
+            missing. A tracker that cannot be reached raises nothing.
     """
     # First, so that a run does not fail only when it writes its first row.
     path = ensure_writable_dir(log_dir)
@@ -85,22 +97,26 @@ def start_logging(
     loggers: list[Logger] = [JsonLogger(path, resume_step=resume_step)]
     if print_metrics:
         loggers.append(PrettyPrintLogger())
-    if wandb_project:
-        loggers.append(WandbLogger(wandb_project, log_dir=path, wandb_name=wandb_name))
+    if trackers is None and wandb_project:
+        trackers = ["wandb"]
     multiplex = MultiplexLogger(loggers, on_close=close)
     try:
+        if trackers:
+            multiplex.loggers.append(
+                start_trackers(trackers, path, wandb_project, wandb_name, config, resume_step)
+            )
         if config is not None:
             multiplex.log_hparams(config)
         _write_code_diff(path)
-    except OSError as error:
+    except (OSError, ConfigurationError) as error:
         # The log handlers of this run must not stay in the process.
         multiplex.close()
+        if isinstance(error, ConfigurationError):
+            raise
         raise ConfigurationError(
             f"log_path={path} cannot be written: {error.strerror or error}; free some space there "
             "or choose another folder with log_path=…"
         ) from error
-    if url := multiplex.get_logger_url():
-        logging.getLogger(__name__).info("metrics are at %s", url)
     return multiplex
 
 

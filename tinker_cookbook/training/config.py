@@ -27,6 +27,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.record.schema import RecordLevel
 from tinker_cookbook.renderers import check_renderer_name
 from tinker_cookbook.run.best import MetricMode, check_best_settings
+from tinker_cookbook.run.trackers import TrackerName
 from tinker_cookbook.run.weights_paths import check_tinker_path, weights_field
 from tinker_cookbook.training.lr_scheduling import LRSchedule, compute_schedule_lr_multiplier
 from tinker_cookbook.training.server_needs import Need
@@ -201,8 +202,15 @@ class TrainingConfig(BackendSettings, SamplerOptions):
         "What log_path/record keeps of each step, for view, replay and fork: full (also tokens "
         "and their log-probabilities), summary or off",
     )
-    wandb_project: str | None = setting(None, "Also log to Weights & Biases")
-    wandb_name: str | None = setting(None, "Name of the run in Weights & Biases")
+    trackers: list[TrackerName] | None = setting(
+        None,
+        "Also log to these: wandb, trackio, tensorboard, mlflow (trackers=wandb,tensorboard); "
+        "default: wandb if wandb_project is given",
+    )
+    wandb_project: str | None = setting(None, "Project of the run in its trackers")
+    wandb_name: str | None = setting(
+        None, "Name of the run in its trackers; default: the name of its folder"
+    )
     session_name: str | None = setting(None, "Name of the run in the backend")
     enable_trace: bool = setting(
         False, "Write a time trace of the run to log_path/trace_events.jsonl"

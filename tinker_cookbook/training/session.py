@@ -105,6 +105,7 @@ async def training_session(
             config.wandb_project,
             config.wandb_name,
             config,
+            trackers=config.trackers,
             # Remove rows after the checkpoint, because the run writes them again.
             resume_step=last.batch if last is not None else -1,
             print_metrics=False,

@@ -16,7 +16,7 @@ import numpy as np
 
 from tinker_cookbook.record.images import image_file
 from tinker_cookbook.record.read import Record
-from tinker_cookbook.record.vocabulary import token_texts
+from tinker_cookbook.record.vocabulary import text_of, token_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -272,12 +272,3 @@ def _finite_or_none(value: float) -> float | None:
 def number(value: float | None) -> float | str | None:
     """Returns a number for JSON, which has no NaN and infinity: these are texts."""
     return value if value is None or math.isfinite(value) else str(value)
-
-
-def text_of(tokens: Iterable[int], texts: Mapping[int, str | list[int]]) -> str:
-    """Returns the text of tokens."""
-    content = b""
-    for token in tokens:
-        piece = texts.get(token, f"[{token}]")
-        content += piece.encode() if isinstance(piece, str) else bytes(piece)
-    return content.decode("utf-8", "replace")

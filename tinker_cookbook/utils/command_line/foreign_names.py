@@ -31,7 +31,7 @@ _KEYS = {
     "eval_steps": "eval_every",
     "save_steps": "save_every",
     "run_name": "wandb_name",
-    "report_to": "wandb_project",
+    "report_to": "trackers",
     "resume_from_checkpoint": "behavior_if_log_dir_exists",
     "bf16": "dtype",
     "use_vllm": "sampler",

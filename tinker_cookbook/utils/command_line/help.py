@@ -45,7 +45,7 @@ _GROUPS: dict[str, str] = {
     "Evaluation and logging": "eval_every infrequent_eval_every best_metric best_metric_mode "
     "early_stopping_patience evaluator_builders "
     "infrequent_evaluator_builders show_samples data_report record num_groups_to_log "
-    "rollout_json_export wandb_project wandb_name session_name recipe_name enable_trace "
+    "rollout_json_export trackers wandb_project wandb_name session_name recipe_name enable_trace "
     "span_chart_every store",
     "Backend": "backend base_url server_wait device dtype base_dtype shard_base sampler "
     "vllm_python vllm_args vllm_timeout num_replicas",
