@@ -188,6 +188,7 @@ async def run_loop(
     own: Any = session
     with (
         reporting_activity(),
+        session.step_record,
         Reporter(session.config, own, session.progress, tokenizer) as reporter,
     ):
         loop = Loop(session.config, own, source, reporter, adjuster, session.record)

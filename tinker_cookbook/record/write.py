@@ -60,8 +60,7 @@ class RecordWriter(BackgroundWriter):
     def write(self, step: int, split: str, make_table: Callable[[], pa.Table]) -> None:
         """Queues the table of a step; ``make_table`` is called in the writer's thread.
 
-        Blocks only while two earlier tables are queued. Raises ``TrainingError`` if an earlier
-        table could not be written.
+        Raises ``TrainingError`` if an earlier file could not be written.
         """
         if self.level == "off":
             return

@@ -12,8 +12,8 @@ from tinker_cookbook.exceptions import TinkerCookbookError
 
 logger = logging.getLogger(__name__)
 
-# At most this many calls wait, so that their data do not fill the memory.
-_MAX_PENDING = 2
+# At most this many calls wait, so that their data do not fill the memory; a step has two.
+_MAX_PENDING = 4
 
 
 class BackgroundWriter:
@@ -25,7 +25,7 @@ class BackgroundWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     def submit(self, work: Callable[[], None]) -> Future[None]:
-        """Queues a call; blocks only while two earlier ones wait.
+        """Queues a call; blocks only while four earlier ones wait.
 
         Raises the error of an earlier call, which ends the run here.
         """

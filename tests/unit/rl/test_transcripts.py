@@ -15,7 +15,7 @@ from talk_samples import ASK, END, answers, encode, group_of, talk, tokenizer
 from tinker_cookbook.record.episodes import RecordedGroup
 from tinker_cookbook.rl.advantages import compute_advantages
 from tinker_cookbook.rl.report.transcript_text import TokenText
-from tinker_cookbook.rl.report.transcripts import TranscriptWriter, group_log
+from tinker_cookbook.rl.report.transcripts import TranscriptFiles, group_log
 from tinker_cookbook.rl.types import RolloutError, StopReason, Trajectory, Transition
 from tinker_cookbook.utils import logtree
 
@@ -42,8 +42,8 @@ def write(path: Path, groups, tags=None, split="train", iteration=3, **options) 
         options.pop("logs", [None] * len(groups)),
         strict=True,
     )
-    with TranscriptWriter(path, tokenizer=options.pop("tokenizer", tokenizer()), **options) as w:
-        w.write(iteration, split, [RecordedGroup(i, *one) for i, one in enumerate(given)])
+    files = TranscriptFiles(str(path), tokenizer=options.pop("tokenizer", tokenizer()), **options)
+    files.write(iteration, split, [RecordedGroup(i, *one) for i, one in enumerate(given)])
     return path / f"iteration_{iteration:06d}"
 
 

@@ -31,7 +31,7 @@ from tinker_cookbook.rl.report.trajectory_metrics import (
     compute_trajectory_metrics,
     error_metrics,
 )
-from tinker_cookbook.rl.report.transcripts import TranscriptWriter
+from tinker_cookbook.rl.report.transcripts import TranscriptFiles
 from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
 from tinker_cookbook.rl.types import RLDataset, RolloutError, TrajectoryGroup
 from tinker_cookbook.training.session import TrainingSession
@@ -55,7 +55,7 @@ class Reporter:
     ) -> None:
         self._config, self._session, self._progress = config, session, progress
         self._tokenizer = tokenizer
-        self._writer = TranscriptWriter(
+        self._files = TranscriptFiles(
             config.log_path, config.num_groups_to_log, config.rollout_json_export, tokenizer
         )
         self._counters = {name: session.restored(name, 0) for name in _COUNTERS.values()}
@@ -70,7 +70,6 @@ class Reporter:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._progress.__exit__(kind, error, trace)
-        self._writer.__exit__(kind, error, trace)
 
     def add_evaluators(self, test_set: RLDataset | None) -> None:
         """Adds the evaluators of the config to the session, the test set first."""
@@ -92,7 +91,7 @@ class Reporter:
             seed=config.seed,
             config=config.rollouts(),
         )
-        evaluator.writer, evaluator.record = self._writer, session.step_record
+        evaluator.files, evaluator.record = self._files, session.step_record
         evaluator.step = session.start_step
         self._test_set = evaluator
         session.evaluators.insert(0, self._test_set)
@@ -143,7 +142,7 @@ class Reporter:
             return
         try:
             self._write_transcripts(step, groups)
-            self._writer.flush()
+            self._session.step_record.flush()
         except TrainingError as error:  # the error that ended the iteration must be seen
             logger.warning("transcripts of step %d were not written: %s", step + 1, error)
 
@@ -154,8 +153,8 @@ class Reporter:
         for index, one in enumerate(groups):
             advantages = None if one.advantages is None else one.advantages.tolist()
             entries.append(RecordedGroup(index, one.group, one.tags, advantages, one.log))
-        self._writer.write(step, "train", entries)
         record = self._session.step_record
+        record.submit(partial(self._files.write, step, "train", entries))
         record.write(step + 1, "train", partial(turn_table, entries, data, record.images))
 
     def _measure(
@@ -221,7 +220,7 @@ class Reporter:
 class _RecordedTestSet(RLTestSetEvaluator):
     """Evaluates on the test set after ``step`` updates, and writes its episodes."""
 
-    writer: TranscriptWriter
+    files: TranscriptFiles
     record: RecordWriter
     step: int
 
@@ -236,7 +235,7 @@ class _RecordedTestSet(RLTestSetEvaluator):
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
         """Returns the metrics of the client's weights."""
         self._rows: list[dict[str, Any]] = []
-        with at_place(RolloutPlace(str(self.writer.log_path), (self.name, self.step))):
+        with at_place(RolloutPlace(str(self.files.log_path), (self.name, self.step))):
             metrics = await super().__call__(sampling_client)
         rows = sorted(self._rows, key=lambda row: row["group"])
         table = partial(table_of, rows, turn_schema())
@@ -245,7 +244,8 @@ class _RecordedTestSet(RLTestSetEvaluator):
         await asyncio.to_thread(self.record.write, self.step, split, table)
         kept = zip(self.last_groups, self.last_tags, strict=True)
         entries = [RecordedGroup(index, *one) for index, one in enumerate(kept)]
-        await asyncio.to_thread(self.writer.write, self.step, split, entries)
+        work = partial(self.files.write, self.step, split, entries)
+        await asyncio.to_thread(self.record.submit, work)
         return metrics
 
 

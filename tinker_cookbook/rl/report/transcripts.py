@@ -9,11 +9,9 @@ Each file is complete or absent. The page of ``tinker_cookbook.view`` shows them
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import TrainingError
@@ -21,16 +19,9 @@ from tinker_cookbook.record.episodes import RecordedGroup
 from tinker_cookbook.rl.report.episode_rows import episode_row, json_value
 from tinker_cookbook.rl.report.transcript_text import EpisodeText, TokenText, number
 from tinker_cookbook.rl.types import Trajectory
-from tinker_cookbook.run.background import BackgroundWriter
 from tinker_cookbook.run.jsonl import encode_row
 from tinker_cookbook.run.paths import local_path, write_atomically
-from tinker_cookbook.utils.logtree import (
-    Node,
-    Trace,
-    init_trace,
-    scope_disable,
-    write_trace_json,
-)
+from tinker_cookbook.utils.logtree import Node, Trace, init_trace, scope_disable
 from tinker_cookbook.utils.logtree.nodes import Child
 
 if TYPE_CHECKING:
@@ -50,49 +41,35 @@ def group_log(enabled: bool = True) -> Iterator[Trace | None]:
         yield trace
 
 
-def iteration_dir(log_path: str | os.PathLike[str], iteration: int) -> str:
-    """Returns the folder of a step's transcripts."""
-    return os.fspath(local_path(log_path) / f"iteration_{iteration:06d}")
-
-
-class TranscriptWriter(BackgroundWriter):
-    """Writes the transcripts of a run in a thread, one step after the other.
+@dataclass(frozen=True)
+class TranscriptFiles:
+    """Files of a run.
 
     ``num_groups_to_log`` groups are in the tree; 0 writes no tree. ``json_export`` writes a row for
     each episode. Without a tokenizer, tokens are shown as numbers.
     """
 
-    def __init__(
-        self,
-        log_path: str | os.PathLike[str],
-        num_groups_to_log: int = 4,
-        json_export: bool = True,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-    ) -> None:
-        super().__init__("transcripts")
-        self.log_path = local_path(log_path)
-        self.num_groups_to_log = num_groups_to_log
-        self.json_export = json_export
-        self.tokenizer = tokenizer
+    log_path: str
+    num_groups_to_log: int = 4
+    json_export: bool = True
+    tokenizer: PreTrainedTokenizerBase | None = None
 
-    def write(self, iteration: int, split: str, entries: Sequence[RecordedGroup]) -> Future[None]:
-        """Queues a step's transcripts; it blocks only while two earlier steps are queued.
+    def write(self, iteration: int, split: str, entries: Sequence[RecordedGroup]) -> None:
+        """Writes the files of a step.
 
         ``iteration`` is the number of updates before these groups are trained on, ``split`` is
-        ``"train"`` or ``"eval_LABEL"``. Raises ``TrainingError`` if an earlier step's transcripts
-        could not be written.
-        """
-        return self.submit(partial(self._write, iteration, split, entries))
+        ``"train"`` or ``"eval_LABEL"``.
 
-    def _write(self, iteration: int, split: str, entries: Sequence[RecordedGroup]) -> None:
-        # Tokens are decoded here, in the writer's thread, so that training does not wait.
+        Raises:
+            TrainingError: They cannot be written.
+        """
         text = TokenText(self.tokenizer)
         groups = [
             (entry, [text.episode(one) for one in entry.group.trajectories_G]) for entry in entries
         ]
-        base = os.path.join(iteration_dir(self.log_path, iteration), split)
+        folder = local_path(self.log_path) / f"iteration_{iteration:06d}"
         try:
-            os.makedirs(os.path.dirname(base), exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             if self.json_export:
                 rows = [
                     encode_row(_summary_row(entry, member, text, split, iteration))
@@ -100,15 +77,15 @@ class TranscriptWriter(BackgroundWriter):
                     for member, text in enumerate(texts)
                 ]
                 # Atomic, so that a run that is killed leaves a whole file or none.
-                write_atomically(local_path(f"{base}_rollout_summaries.jsonl"), b"".join(rows))
+                write_atomically(folder / f"{split}_rollout_summaries.jsonl", b"".join(rows))
             if self.num_groups_to_log > 0:
                 tree = Trace(f"Iteration {iteration} · {split}")
                 shown = [one for one in groups if one[0].index < self.num_groups_to_log]
                 tree.root.add(*(_group_node(*one) for one in shown))
-                write_trace_json(tree, f"{base}_logtree.json")
+                write_atomically(folder / f"{split}_logtree.json", encode_row(tree.to_json()))
         except OSError as error:
             raise TrainingError(
-                f"{base}.…: transcripts cannot be written: {error.strerror or error}; free some "
+                f"{folder}: transcripts cannot be written: {error.strerror or error}; free some "
                 f"space there, or switch them off with num_groups_to_log=0 "
                 f"rollout_json_export=False"
             ) from error
