@@ -19,6 +19,7 @@ import torch
 from pretended_mode import DEVICE, DeviceTensor, PretendedMode, emulates, entered, held
 
 from tinker_cookbook.engine.kernels.cuda import attention as cuda_attention
+from tinker_cookbook.engine.kernels.cuda import softmax
 
 __all__ = ["DEVICE", "PretendedDevice"]
 
@@ -179,7 +180,7 @@ def _flex_kernel(q: Any, k: Any, v: Any, score_mod: Any, seen: Any, scale: float
 
 def flex(
     q: Any, k: Any, v: Any, score_mod: Any, mask: Any, scale: float, grouped: bool,
-    return_aux: Any = None,
+    return_aux: Any = None, kernel_options: Any = None,
 ) -> Any:  # fmt: skip
     if any(t.device != DEVICE for t in (q, k, v, mask.kv_indices, mask.full_q_indices)):
         raise RuntimeError("flex_attention: a tensor is not on the device")
@@ -228,7 +229,8 @@ def _gelu(gate: Any, up: Any) -> torch.Tensor:
 def _rope(q: Any, k: Any, cosine: Any, sine: Any) -> tuple[torch.Tensor, torch.Tensor]:
     def rotated(x: Any) -> torch.Tensor:
         first, second = x.chunk(2, -1)
-        cos, sin = cosine[:, None], sine[:, None]
+        # Liger's kernel reads the first half only.
+        cos, sin = (each.chunk(2, -1)[0].repeat(1, 1, 2)[:, None] for each in (cosine, sine))
         out = x * cos + torch.cat([-second, first], -1) * sin
         return out.transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -246,6 +248,7 @@ class PretendedDevice(PretendedMode):
         return [
             (torch.nn.functional, "scaled_dot_product_attention", sdpa),
             (cuda_attention, "_flex_attention", lambda device_type: flex),
+            (softmax, "compiled", lambda: (softmax.gradient, softmax.target_logprobs)),
         ]
 
     def modules(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tinker_cookbook.engine.kernels import compiled_softmax
 from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, _Plain
 from tinker_cookbook.engine.model import head as head_module
 from tinker_cookbook.engine.model.head import Head, SavedSoftmax
@@ -23,6 +24,29 @@ def small_chunks(monkeypatch):
 @pytest.mark.parametrize("kind", ["plain", "bias", "scale", "softcap", "all"])
 @pytest.mark.parametrize("layout", [None, _Plain])
 def test_forward_and_backward_equal_autograd(layout, lora, wide, kind):
+    check_against_autograd(layout, lora, wide, kind)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "scale"])
+def test_the_compiled_softmax_equals_autograd(lora, kind, monkeypatch):
+    functions = (compiled_softmax.gradient, compiled_softmax.target_logprobs)
+    monkeypatch.setattr(Head, "_compiled", lambda self, targets: functions)
+    check_against_autograd(None, lora, False, kind)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "scale", "softcap"])
+def test_on_a_gpu(wide, kind, monkeypatch):
+    assert compiled_softmax.compiled() is not None
+    monkeypatch.setattr(head_module, "_CHUNK_BYTES_GPU", 4 * V * 10)
+    with torch.device("cuda"):
+        check_against_autograd(None, True, wide, kind)
+
+
+def check_against_autograd(layout, lora, wide, kind) -> None:
     torch.manual_seed(0)
     bias = torch.randn(V) if kind in ("bias", "all") else None
     scale = 0.3 if kind in ("scale", "all") else 1.0

@@ -207,27 +207,6 @@ def test_a_packed_pass_equals_the_padded_one(tiny_base, emulated, kind, loss, sh
     assert ref.relative_error(gradients, expected) <= 1e-4
 
 
-def test_torch_2_11_has_no_grouped_heads_in_the_packed_kernel(emulated, monkeypatch):
-    from torch.nn.attention import varlen
-
-    usual = varlen.varlen_attn
-    rows = [lay_out([np.arange(length)]) for length in (30, 9)]
-    leaves = [torch.randn(39, heads, 16).requires_grad_() for heads in (4, 2, 2)]
-
-    def results() -> list[torch.Tensor]:
-        out = PackedLayout.of(rows, ref.CPU).attend(AttentionCall(0, *leaves, 0.2, 12, None, None))
-        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
-
-    def without_groups(*args, scale, window_size) -> Any:
-        return usual(*args, scale=scale, window_size=window_size)
-
-    expected = results()
-    monkeypatch.setattr(varlen, "varlen_attn", without_groups)
-    for found, want in zip(results(), expected, strict=True):
-        torch.testing.assert_close(found, want)
-    assert emulated == ["packed_attention"] * 2
-
-
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
 def test_the_check_finds_a_wrong_kernel(tiny_base, emulated, monkeypatch, kind):
     from tinker_cookbook.engine.model import attention_support

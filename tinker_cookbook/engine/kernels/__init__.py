@@ -13,6 +13,7 @@ operators.
 * ``training_attention`` and ``grouped_attention``: attention with gradients in bfloat16;
 * ``PagedAttention``: attention over a paged KV cache with ``page_tokens`` tokens per page, in
   ``zeros_in_huge_pages``;
+* ``compiled_softmax``: log-probabilities and gradients of the head's logits on CUDA;
 * ``StepList``: all layers of a sampling step in one call.
 """
 
@@ -37,6 +38,7 @@ from tinker_cookbook.engine.kernels.cpu.training_attention import (
     training_attention,
 )
 from tinker_cookbook.engine.kernels.cuda import elementwise as _on_cuda
+from tinker_cookbook.engine.kernels.cuda import softmax as compiled_softmax
 from tinker_cookbook.engine.kernels.experts import (
     ExpertRows,
     FrozenExperts,
@@ -58,6 +60,7 @@ __all__ = [
     "ShardableLayout",
     "StepList",
     "add_low_rank",
+    "compiled_softmax",
     "freeze_experts",
     "fuse",
     "gathered_experts",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from tinker_cookbook.engine.kernels import FrozenWeight, add_low_rank
+from tinker_cookbook.engine.kernels import FrozenWeight, add_low_rank, compiled_softmax
 from tinker_cookbook.engine.model.low_rank import LowRank, Part
 
 _CHUNK_BYTES_CPU = 32 << 20  # larger chunks are more efficient but need several times their size
@@ -124,8 +124,15 @@ class Head:
         ``kept`` receives the softmax for a backward pass over the same positions.
         """
         out = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
+        compiled = self._compiled(targets)
         for rows in self._chunks(len(hidden)):
-            softmax = self._softmax(hidden[rows], targets[rows], lora and lora.at(rows))
+            inputs = (hidden[rows], lora and lora.at(rows))
+            if compiled is not None:
+                # Nothing is kept: computing the logits again takes less time than the passes over
+                # them that are saved.
+                out[rows] = compiled[1](self.logits(*inputs), targets[rows])
+                continue
+            softmax = self._softmax(*inputs, targets[rows])
             out[rows] = softmax.logprobs
             # With a soft cap its derivative would have to be saved too, which doubles the memory.
             if kept is not None and self.softcap is None:
@@ -169,55 +176,73 @@ class Head:
             grads.a = torch.zeros_like(lora.a, dtype=torch.float32)
             grads.b = torch.zeros_like(lora.b, dtype=torch.float32)
         needed = (upstream != 0) if upstream.dim() == 1 else (upstream != 0).any(-1)
-        for at, softmax in self._softmaxes(hidden, targets, needed, lora, kept):
+        inputs = (hidden, targets, upstream)
+        for at, logprobs, dz in self._logit_gradients(*inputs, needed, lora, kept):
             if logprobs_out is not None:
-                logprobs_out[at] = softmax.logprobs
-            # d loss / d raw logits [T, V], computed in the memory of the softmax.
-            target, g = targets[at], upstream[at]
-            if target.dim() == 1:
-                target, g = target[:, None], g[:, None]
-            # ``dz = g (onehot - softmax)``; the gradients of K targets of a position add up.
-            dz = softmax.exponents.mul_(-g.sum(-1, keepdim=True) / softmax.total)
-            dz.scatter_add_(1, target, g)
-            # Chain rule in reverse order of ``logits``: first the cap, then the scale.
-            if softmax.cap_slope is not None:
-                dz.mul_(softmax.cap_slope)
-            if self.scale != 1.0:
-                dz.mul_(self.scale)
-            pair = lora and lora.at(at)
-            grads.hidden[at] = self._through_layer(dz.to(hidden.dtype), hidden[at], pair, grads)
+                logprobs_out[at] = logprobs
+            grads.hidden[at] = self._through_layer(dz, hidden[at], lora and lora.at(at), grads)
         if logprobs_out is not None:
             # Positions without a gradient only need the log-probability, so no softmax is saved.
             rest = (~needed).nonzero()[:, 0]
             logprobs_out[rest] = self.logprobs(hidden[rest], targets[rest], lora and lora.at(rest))
         return grads
 
-    def _softmaxes(
+    def _logit_gradients(
         self,
         hidden: Tensor,
         targets: Tensor,
+        upstream: Tensor,
         needed: Tensor,
         lora: LowRank | None,
         kept: SavedSoftmax | None,
-    ) -> Iterator[tuple[Tensor, _Softmax]]:
-        """Yields chunks of the positions in the mask ``needed`` [T], with their softmax."""
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yields chunks of the positions in the mask ``needed`` [T], with their log-probabilities
+        and the gradients [T, V] of their raw logits."""
         # Positions with a saved softmax need no second product with [V, H].
         rest = needed.clone()
         for at, softmax in kept.take() if kept is not None else ():
             wanted = needed[at]
             rest[at] = False
-            if wanted.all():
-                yield at, softmax
-            elif wanted.any():
+            if not wanted.any():
+                continue
+            if not wanted.all():
                 parts = (softmax.exponents, softmax.total, softmax.logprobs)
-                yield at[wanted], _Softmax(*(part[wanted] for part in parts))
-        order = rest.nonzero()[:, 0]
+                at, softmax = at[wanted], _Softmax(*(part[wanted] for part in parts))
+            dz = self._through_softmax(softmax, targets[at], upstream[at])
+            yield at, softmax.logprobs, dz.to(hidden.dtype)
+        order, compiled = rest.nonzero()[:, 0], self._compiled(targets)
         for rows in self._chunks(len(order)):
             at = order[rows]
-            yield at, self._softmax(hidden[at], targets[at], lora and lora.at(at), slope=True)
+            inputs = (hidden[at], lora and lora.at(at))
+            if compiled is not None:
+                scaled = upstream[at] * self.scale
+                logits = self.logits(*inputs)
+                yield at, *compiled[0](logits, targets[at], scaled, hidden.dtype)
+            else:
+                softmax = self._softmax(*inputs, targets[at], slope=True)
+                dz = self._through_softmax(softmax, targets[at], upstream[at])
+                yield at, softmax.logprobs, dz.to(hidden.dtype)
+
+    def _compiled(self, targets: Tensor) -> Any:
+        """Returns the functions of ``compiled_softmax``, if they apply here."""
+        if targets.dim() == 2 or self.softcap is not None or targets.device.type != "cuda":
+            return None
+        return compiled_softmax.compiled()
+
+    def _through_softmax(self, softmax: _Softmax, targets: Tensor, upstream: Tensor) -> Tensor:
+        """Returns d loss / d raw logits [T, V], in the memory of the softmax."""
+        if targets.dim() == 1:
+            targets, upstream = targets[:, None], upstream[:, None]
+        # ``dz = g (onehot - softmax)``; the gradients of K targets of a position add up.
+        dz = softmax.exponents.mul_(-upstream.sum(-1, keepdim=True) / softmax.total)
+        dz.scatter_add_(1, targets, upstream)
+        # Chain rule in reverse order of ``logits``: first the cap, then the scale.
+        if softmax.cap_slope is not None:
+            dz.mul_(softmax.cap_slope)
+        return dz.mul_(self.scale) if self.scale != 1.0 else dz
 
     def _softmax(
-        self, hidden: Tensor, targets: Tensor, lora: LowRank | None, *, slope: bool = False
+        self, hidden: Tensor, lora: LowRank | None, targets: Tensor, *, slope: bool = False
     ) -> _Softmax:
         z = self.logits(hidden, lora)
         # Read the target logits before the exponentials overwrite them.

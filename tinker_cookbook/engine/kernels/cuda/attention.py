@@ -55,13 +55,9 @@ def packed_attention(
 
     # Flash attention's window counts only the keys before the token.
     before = -1 if window is None else window - 1
-    options: dict[str, Any] = {}
-    if query.shape[1] != key.shape[1]:
-        if _takes(varlen_attn, "enable_gqa"):
-            options["enable_gqa"] = True
-        else:  # torch 2.11
-            group = query.shape[1] // key.shape[1]
-            key, value = (tensor.repeat_interleave(group, 1) for tensor in (key, value))
+    # torch 2.11 supports grouped heads without an option.
+    grouped = query.shape[1] != key.shape[1] and _takes(varlen_attn, "enable_gqa")
+    options: dict[str, Any] = {"enable_gqa": True} if grouped else {}
     return varlen_attn(
         query, key, value, bounds, bounds, longest, longest,
         scale=scale, window_size=(before, 0), **options,
