@@ -210,11 +210,9 @@ def _rms_norm(
     x: Any, weight: Any, eps: float, offset: float, casting: str, in_place: bool
 ) -> torch.Tensor:
     assert not in_place
+    assert casting == "gemma"
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if casting == "llama":
-        return wide.to(x.dtype) * (offset + weight)
-    assert casting == "gemma"
     return (wide * (offset + weight.float())).to(x.dtype)
 
 

@@ -23,6 +23,7 @@ def test_on_a_gpu(tiny_base, tmp_path, kind):
     folder = ref.make_model(kind, tmp_path)
     base = ref.load_base(folder, torch.float32, torch.device("cuda", 0))
     assert sum(type(m).__name__ == "FusedNorm" for m in base._model.modules()) >= 7
+    assert base._rotary._fused
     data = ref.supervised(np.random.default_rng(0), usual, (50, 90, 20))
     runs = [ref.make_run(each) for each in (usual, base)]
     for run in runs:

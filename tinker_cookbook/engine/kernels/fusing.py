@@ -37,7 +37,7 @@ class Elementwise:
 
     norms: Sequence[Callable[[Tensor, float], Callable[[Tensor], Tensor]]]
     gates: Sequence[Callable[[Tensor, Tensor], Tensor]]
-    rotate: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    rotate: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None
 
 
 class FusedNorm(nn.Module):
@@ -142,7 +142,7 @@ def rotates_alike(
 ) -> bool:
     """Returns whether the rotary function of an architecture's module agrees with the fused one."""
     function = getattr(module, _ROTATES, None)
-    if function is None:
+    if function is None or functions.rotate is None:
         return False
     q, k, *halves = _random(dtype, device, (2, 3, 5, 16), (2, 1, 5, 16), (2, 5, 8), (2, 5, 8))
     # Both halves are equal in every model, and Liger's kernel reads only the first.

@@ -1,8 +1,8 @@
-"""Norms, gates and rotary embeddings in one kernel each, by Liger (extra ``gpu``).
+"""Norms, gates and rotary embeddings in one kernel each, by torch and by Liger (extra ``gpu``).
 
-torch launches eight kernels for a norm and ten for rotary embeddings, each a pass over memory: an
-estimated two fifths of a training step on a large GPU. Liger's kernels are written in Triton, which
-compiles them at their first use (this needs a C compiler). ``fusing`` installs them in a model.
+Models launch eight kernels for a norm and ten for rotary embeddings, each a pass over memory.
+Liger's kernels are written in Triton, which compiles them at their first use (this needs a C
+compiler). ``fusing`` installs the kernels in a model.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.kernels.fusing import Elementwise
 from tinker_cookbook.exceptions import install_command
@@ -20,8 +21,8 @@ from tinker_cookbook.exceptions import install_command
 logger = logging.getLogger(__name__)
 
 
-def elementwise() -> Elementwise | None:
-    """Returns Liger's kernels; ``None`` if the package is not installed."""
+def elementwise() -> Elementwise:
+    """Returns the kernels; without Liger only those of torch."""
     try:
         from liger_kernel import ops  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -30,12 +31,12 @@ def elementwise() -> Elementwise | None:
             f"{install_command('gpu')} has them",
             error,
         )
-        return None
+        return Elementwise(norms=(_norm,), gates=(), rotate=None)
     return Elementwise(
-        # Llama multiplies the rounded value by the weight, Gemma the unrounded one by 1 + weight.
+        # Gemma multiplies by 1 + weight.
         norms=(
-            partial(_norm_of, ops.LigerRMSNormFunction, 0.0, "llama"),
-            partial(_norm_of, ops.LigerRMSNormFunction, 1.0, "gemma"),
+            _norm,
+            partial(_gemma_norm, ops.LigerRMSNormFunction),
         ),
         # The gradients overwrite gate and up, which nothing else uses.
         gates=(ops.LigerSiLUMulFunction.apply, ops.LigerGELUMulFunction.apply),
@@ -44,9 +45,13 @@ def elementwise() -> Elementwise | None:
     )
 
 
-def _norm_of(
-    function: Any, offset: float, casting: str, weight: Tensor, eps: float
-) -> Callable[[Tensor], Tensor]:
+def _norm(weight: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
+    # As fast as Liger's kernel on the GPU, and a call takes 0.02 ms of the CPU instead of 0.14:
+    # a sampling step of a 0.6B model takes 33 ms instead of 45 on an H100.
+    return lambda x: F.rms_norm(x, weight.shape, weight, eps)
+
+
+def _gemma_norm(function: Any, weight: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
     # Not in place: the upstream gradient of a norm after a layer (Gemma) is also used by the
     # residual stream.
-    return lambda x: function.apply(x, weight, eps, offset, casting, False)
+    return lambda x: function.apply(x, weight, eps, 1.0, "gemma", False)
