@@ -36,6 +36,7 @@ from tinker_cookbook.engine.model.resolve import resolve_model
 from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataError
+from tinker_cookbook.leaves import find_leaf
 from tinker_cookbook.record.origin import origin_of
 from tinker_cookbook.record.write import RecordWriter
 from tinker_cookbook.run import replaced_run
@@ -129,6 +130,21 @@ async def training_session(
             session.close(error)
             raise
         session.close()
+    # The folder is free now, so the report says that the run has ended.
+    session.print(*await asyncio.to_thread(_write_report, config.log_path))
+
+
+def _write_report(log_path: str) -> list[str]:
+    """Writes ``report.html`` and returns a line that names it; a problem is only logged."""
+    try:
+        reporting = find_leaf("view.report")
+        if reporting is None:
+            return []
+        path = local_path(log_path)
+        return [f"report       {reporting.write_report(path, path / reporting.FILE)}"]
+    except Exception as error:  # the run has succeeded
+        logger.warning("no report.html was written: %r", error, exc_info=True)
+        return []
 
 
 class TrainingSession:

@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.record.read import Record
 from tinker_cookbook.run.best import METRICS, lower_is_better
@@ -176,7 +178,7 @@ def metrics_of(rows: Iterable[Row]) -> dict[str, Series]:
             if name in odd:
                 shown = odd[name]
             elif name != "step" and type(value) in (int, float) and math.isfinite(value):
-                shown = float(f"{value:.6g}")
+                shown = value
             else:
                 continue
             series = found.setdefault(name, {"steps": [], "values": []})
@@ -202,14 +204,15 @@ def axes_of(rows: Iterable[Row]) -> Series:
 def thinned(series: Series) -> Series:
     """Returns a series of at most ``_MAX_POINTS`` points, which has all of its extremes."""
     steps, values = series["steps"], series["values"]
-    if len(values) <= _MAX_POINTS:
-        return series
-    width = math.ceil(len(values) / (_MAX_POINTS // 2))
-    kept: list[int] = []
-    for start in range(0, len(values), width):
-        part = range(start, min(start + width, len(values)))
-        odd = [i for i in part if type(values[i]) is str]
-        part = [i for i in part if type(values[i]) is not str] or odd
-        ends = (min(part, key=values.__getitem__), max(part, key=values.__getitem__))
-        kept += sorted({*ends, *odd[:1]})
-    return {"steps": [steps[i] for i in kept], "values": [values[i] for i in kept]}
+    kept = list(range(len(values)))
+    if len(values) > _MAX_POINTS:
+        numbers = np.array([math.nan if type(v) is str else v for v in values], float)
+        kept = []
+        for part in np.array_split(np.arange(len(values)), _MAX_POINTS // 2):
+            here = part[np.isfinite(numbers[part])]
+            ends = (here[numbers[here].argmin()], here[numbers[here].argmax()]) if len(here) else ()
+            # One NaN or infinity stands for those of its part.
+            odd = part[~np.isfinite(numbers[part])][:1]
+            kept += sorted({*map(int, ends), *odd.tolist()})
+    shown = (v if type(v) is str else float(f"{v:.6g}") for v in (values[i] for i in kept))
+    return {"steps": [steps[i] for i in kept], "values": [*shown]}

@@ -27,6 +27,8 @@ _LISTED = [
 ]  # fmt: skip
 _PREVIEW = 200
 """Characters of a text in a list."""
+_SEARCHED = 2000
+"""The last files of a record in which a problem is looked for: 2 seconds."""
 
 
 Rows = list[dict[str, Any]]
@@ -243,12 +245,15 @@ class Problems:
 def problem(path: Path, key: str) -> dict[str, Any]:
     """Returns the rewards of a problem at each step that has it, with an answer."""
     record, found = Record(path), Problems(path)
-    for step, splits in record.steps().items():
-        for split in splits:
+    places = [(step, split) for step, splits in record.steps().items() for split in splits]
+    for step, split in places[-_SEARCHED:]:
+        # Most steps lack the problem, so their other columns are not read.
+        if any(row.get("problem") == key for row in read(path, step, split, ["problem"])):
             table = record.table(step, split, [*Problems.columns])
-            if table is not None and "problem" in table.column_names:
-                found.add(step, split, _where(table, "problem", key).to_pylist())
-    return found.result().get(key, {})
+            rows = [] if table is None else _where(table, "problem", key).to_pylist()
+            found.add(step, split, rows)
+    result = found.result().get(key, {})
+    return result | {"searched": min(len(places), _SEARCHED), "of": len(places)}
 
 
 def _where(table: pa.Table, column: str, value: Any) -> pa.Table:

@@ -23,6 +23,7 @@ from tinker_cookbook.eval.run.answers import (
     tasks_of,
 )
 from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.record.schema import FOLDER
 from tinker_cookbook.run.best import lower_is_better
 from tinker_cookbook.run.jsonl import read_rows
 from tinker_cookbook.run.scan import walk_folders
@@ -56,7 +57,8 @@ def evaluation(folder: Path) -> dict[str, Any]:
             result = result or summarize(name, load_trajectories(str(folder), name))
             described = read_rows(folder / name / KEYS)[-1:]
             metadata = {**(described[0] if described else {}), **metadata}
-            tasks[name] = result.to_dict() | {"done": done}
+            recorded = (folder / name / FOLDER).is_dir()
+            tasks[name] = result.to_dict() | {"done": done, "recorded": recorded}
     except (OSError, TinkerCookbookError) as error:
         problem = str(error)
     files = [*folder.glob(f"*/{TRAJECTORIES}")]
@@ -76,6 +78,7 @@ def answers(folder: Path, task: str) -> dict[str, Any]:
         "answers": [
             {
                 "id": row.example_id or str(row.idx),
+                "group": row.idx,
                 "sample": row.sample,
                 "reward": row.reward,
                 "error": row.error,

@@ -104,7 +104,9 @@ def _steps_that_fit(path: Path, wanted: set[int]) -> dict[int, list[str]]:
 
 def _evaluation_elements(runs: data.Runs, listed: list[dict[str, Any]]) -> Iterator[str]:
     for one in listed:
-        for task in one["tasks"]:
+        for task, result in one["tasks"].items():
+            if result["recorded"]:
+                yield from _run_elements(runs, f"{one['name']}/{task}")
             content = evaluations.answers(runs.path_of(one["name"]), task)
             yield _element("answers", {"name": one["name"], "task": task}, content)
     for a, b in combinations([one["name"] for one in listed[:_COMPARED]], 2):

@@ -42,7 +42,7 @@ async function answersView(evaluation, task) {
   const kinds = { all: () => true, right: (one) => !one.error && one.reward >= 1, wrong: (one) => !one.error && one.reward < 1, "cut off": (one) => one.truncated, errors: (one) => one.error };
   const wanted = all.filter(kinds[settings.kind] || kinds.all).filter((one) => matches(`${one.id} ${one.messages.map((turn) => turn.content).join("\n")}`, settings.text));
   return [bar(search("text", "search whole texts"), choice("show", "kind", Object.keys(kinds), "all"), quiet(`${wanted.length} of ${all.length} answers`)),
-    make("div", { class: "members" }, wanted.slice(0, 100).map((one) => make("section", { class: "episode" }, make("h3", {}, one.id, make("span", {}, one.error ? "error" : `reward ${short(one.reward)}`), one.truncated ? quiet("cut off") : null), messages(one.messages), one.error ? note(one.error) : null, facts(one.logs)))),
+    make("div", { class: "members" }, wanted.slice(0, 100).map((one) => make("section", { class: "episode" }, make("h3", {}, one.id, make("span", {}, one.error ? "error" : `reward ${short(one.reward)}`), one.truncated ? quiet("cut off") : null, evaluation.tasks[task].recorded ? make("a", { href: link({ run: `${evaluation.name}/${task}`, tab: "episodes", step: 0, group: one.group, member: one.sample }, {}) }, "tokens") : null), messages(one.messages), one.error ? note(one.error) : null, facts(one.logs)))),
     first(100, wanted.length)];
 }
 
