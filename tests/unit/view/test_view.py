@@ -1,21 +1,32 @@
-"""The page of runs: in a report, in a headless Chromium, and from the server (10 s)."""
+"""The page of runs: in a report, in a headless Chromium, and from the server (20 s)."""
 
 from __future__ import annotations
 
+import base64
 import json
+import math
+import shutil
+import threading
 import time
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tinker
+import uvicorn
 from browser import Browser, find_chromium
 from fastapi.testclient import TestClient
 
 from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.eval.run.answers import AnswerFile, summarize
+from tinker_cookbook.eval.run.types import StoredTrajectory, StoredTurn
 from tinker_cookbook.record.episodes import RecordedGroup, TrainedDatum, turn_table
 from tinker_cookbook.record.write import RecordWriter
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
+from tinker_cookbook.run.jsonl import encode_row
+from tinker_cookbook.sweep.arguments import Point
+from tinker_cookbook.sweep.runs import SweepRun
 from tinker_cookbook.utils import logtree
 from tinker_cookbook.utils.trace import IterationWindow, save_gantt_chart_html
 from tinker_cookbook.view.app import make_app
@@ -31,6 +42,8 @@ TEXTS = {
     6: "\u00e9".encode()[1:],
     7: b"4",
 }
+MARKUP = "<img src=x onerror=alert(2)>\u202e"
+SHOWN = MARKUP.replace("\u202e", "⟨U+202e⟩")
 
 
 def trajectory(tokens, reward):
@@ -52,8 +65,9 @@ def write_run(folder, steps=2, groups=2):
     """A run with ``groups`` groups of two at each of its steps."""
     folder.mkdir(parents=True)
     rows = [{"step": i, "reward/total": i / 2, "optim/entropy": 0.5} for i in range(steps + 1)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = {"_type": "tinker_cookbook.rl.config:Config", "model_name": "m", "seed": 3}
+    rows[-1] |= {MARKUP: 1.0, "optim/loss": math.nan}
+    (folder / "metrics.jsonl").write_bytes(b"".join(map(encode_row, rows)))
+    config = {"_type": "tinker_cookbook.rl.config:Config", "model_name": "m", "note": MARKUP}
     (folder / "config.json").write_text(json.dumps(config))
     with RecordWriter(folder) as writer:
         for step in range(1, steps + 1):
@@ -80,14 +94,53 @@ def write_run(folder, steps=2, groups=2):
     pq.write_table(table, folder / "record" / "vocabulary.parquet")
 
 
-@pytest.fixture
-def browser(tmp_path):
+def write_evaluation(folder, reward):
+    """An evaluation with 8 answers."""
+    stored = AnswerFile(folder / "sums", {"model": "m"})
+    for i in range(8):
+        turns = [StoredTurn("user", f"{i} + 1?"), StoredTurn("assistant", f"{i} {MARKUP}")]
+        stored.add(StoredTrajectory(i, "sums", str(i), turns, reward))
+    stored.write_result(summarize("sums", list(stored.rows.values())))
+
+
+def write_sweep(folder):
+    """Two runs of a sweep with their states."""
+    for rate in ("1e-3", "1e-2"):
+        name = f"learning_rate={rate}"
+        write_run(folder / name)
+        settings = {"learning_rate": rate}
+        SweepRun(
+            Point(name, settings, settings), "recipes.rl_basic", settings, folder / name
+        ).finish(0)
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory):
     program = find_chromium()
     if program is None:
         pytest.skip("no Chromium on this machine: apt-get install chromium")
-    running = Browser(program, tmp_path / "profile")
+    running = Browser(program, tmp_path_factory.mktemp("chromium") / "profile")
     yield running
     running.close()
+
+
+@pytest.fixture
+def browser(process):
+    process.problems.clear()
+    return process
+
+
+@contextmanager
+def served(folder):
+    """The address of the page of ``folder``."""
+    server = uvicorn.Server(uvicorn.Config(make_app(folder), port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+    server.should_exit = True
+    thread.join()
 
 
 def shown(browser, hash_, wanted):
@@ -98,23 +151,87 @@ def shown(browser, hash_, wanted):
 
 
 def test_a_report_shows_text_as_text(tmp_path, browser):
-    write_run(tmp_path / "runs" / "one")
-    write_run(tmp_path / "runs" / "two")
-    report = write_report(tmp_path / "runs", tmp_path / "report.html")
+    runs = tmp_path / "runs"
+    for name in ("one", MARKUP):
+        write_run(runs / name)
+    write_evaluation(runs / "before", 0.0)
+    write_evaluation(runs / "after", 1.0)
+    report = write_report(runs, tmp_path / "report.html")
     browser.open(report.as_uri())
-    assert "one" in shown(browser, "", "2 of 2 runs")
-    assert "reward/total" in shown(browser, "run=one&tab=curves", "optim/entropy")
+    assert SHOWN in shown(browser, "", "2 of 2 runs")
+    browser.run("(settings.all = true, 1)")
+    text = shown(browser, "run=one&tab=curves", "4 of 4 metrics")
+    assert SHOWN in text  # the name of a metric
+    assert browser.run("document.querySelectorAll('svg .odd').length") == 1  # NaN is a cross
     assert "2 of 4 episodes" not in shown(browser, "run=one&tab=episodes&step=2", "4 of 4 episodes")
     text = shown(browser, "run=one&tab=episodes&step=2&split=train&group=0", "member 1")
     # Markup, terminal codes and marks of direction are shown; halves of a letter are joined.
     for part in (*(TEXTS[i].decode() for i in (1, 2, 3)), "a⟨U+202e⟩b⟨U+001b⟩[31m", "é", "bold"):
         assert part in text
-    assert "over the steps" in shown(
-        browser, f"run=one&tab=episodes&problem={problem_of(tmp_path)}", "back"
-    )
-    assert "seed" in shown(browser, "run=one&tab=settings", "model_name")
+    assert SHOWN in shown(browser, "run=one&tab=settings", "model_name")
+    assert f"0 {SHOWN}" in shown(browser, "eval=before", "8 of 8 answers")
+    assert "b is better than a" in shown(browser, "eval=before|after", "only")
+    assert browser.run("document.querySelectorAll('main script, main img').length") == 0
     assert browser.run("document.title") != "run"
     assert browser.problems == []
+
+
+def views(folder):
+    """Addresses of all views, each with a text that it has."""
+    place = "tab=episodes&step=2&split=train"
+    return {
+        "list=runs": "5 of 5 runs",
+        "list=evaluations": "0.0% to 32.4%",  # Wilson's interval of 0 of 8
+        "list=sweeps": "sweep",
+        "sweep=sweep": "best",
+        "run=one&tab=curves": "optim/entropy",
+        "run=one|two&tab=curves": "two",
+        "run=one|two&tab=settings": "0 settings in which these runs differ",
+        f"run=one|two&{place}": "1 problems that these runs have in common",
+        f"run=one&{place}": "4 of 4 episodes",
+        f"run=one&{place}&group=1": "group 1",
+        f"run=one&tab=episodes&problem={problem_of(folder)}": "of the words are the same",
+        f"run=one|two&tab=episodes&problem={problem_of(folder)}": "two, step 2",
+        "eval=before&task=sums": "8 of 8 answers",
+        "eval=before|after": "b is better than a",
+    }
+
+
+def test_each_view_from_the_server(tmp_path, browser):
+    runs = tmp_path / "runs"
+    for name in ("one", "two", "gone"):
+        write_run(runs / name)
+    write_evaluation(runs / "before", 0.0)
+    write_evaluation(runs / "after", 1.0)
+    write_sweep(runs / "sweep")
+    with served(runs) as url:
+        browser.open(url)
+        for width in (1200, 400):
+            browser.size(width, 800)
+            for number, (address, wanted) in enumerate(views(tmp_path).items()):
+                shown(browser, address, wanted)
+                picture = browser.call("Page.captureScreenshot", format="png")["data"]
+                (tmp_path / f"{width}-{number}.png").write_bytes(base64.b64decode(picture))
+                # Only tables scroll sideways.
+                assert browser.run("document.documentElement.scrollWidth") <= width, address
+        # The server searches whole texts, and filters apply to the rest.
+        shown(browser, "run=one&tab=episodes&step=2&split=train", "4 of 4 episodes")
+        browser.fill("input[type=search]", "ONERROR")
+        browser.wait("document.body.innerText.includes('2 of 4 episodes')")
+        browser.fill("[aria-label='reward ≥']", "0.5")
+        browser.wait("document.body.innerText.includes('0 of 4 episodes')")
+        # A file that is cut off, and a run that is deleted while one looks at it.
+        file = runs / "two" / "record" / "step_000001.train.parquet"
+        file.write_bytes(file.read_bytes()[:-20])
+        shown(browser, "run=two&tab=episodes&step=1", "its file is damaged")
+        with (runs / "two" / "metrics.jsonl").open("a") as rows:
+            rows.write('{"step": 9, "rew')
+        assert "reward/total" in shown(browser, "run=two&tab=curves", "optim/entropy")
+        shown(browser, "run=gone&tab=curves", "optim/entropy")
+        shutil.rmtree(runs / "gone")
+        browser.run("(redraw(), 1)")
+        browser.wait("document.body.innerText.includes('no such run (any more)')")
+    assert [one for one in browser.problems if "404" not in one] == []
 
 
 def problem_of(folder) -> str:
