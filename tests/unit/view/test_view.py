@@ -290,7 +290,13 @@ def test_spans_and_logs_of_a_run_have_tabs(tmp_path, browser):
     assert browser.run(f"{lanes}.size") == 4
     browser.run("document.querySelector('[aria-label=\"step before\"]').click(), 1")
     browser.wait("location.hash.includes('step=1')")
-    text = shown(browser, "run=one&tab=tree", "grading")
+    shown(browser, "run=one&tab=episodes&step=2&split=train&group=0", "over steps")
+    browser.run(
+        "[...document.querySelectorAll('a')].find((a) => a.innerText === 'logs').click(), 1"
+    )
+    browser.wait("document.body.innerText.includes('grading')")
+    text = browser.run("document.body.innerText")
+    assert "There are no logs" not in text
     for part in (TEXTS[2].decode() + "a⟨U+202e⟩b⟨U+001b⟩[31m", "bold", "2?"):
         assert part in text
     assert browser.run("document.querySelectorAll('main script, main img[src]').length") == 0

@@ -72,6 +72,7 @@ async function groupView(run, place, number) {
   const ramp = make("i"); ramp.style.background = `linear-gradient(90deg, ${overlay.low ? tint(-1) : "transparent"}, transparent, ${overlay.high ? tint(1) : "transparent"})`;
   const hasMessages = members.some((one) => one.messages);
   const top = bar(make("b", {}, `group ${number}`), make("a", { href: link({ group: null, member: null }) }, "all groups"), make("a", { href: link({ group: null, member: null, problem: members[0].problem }) }, "over steps"),
+    run.has.includes("tree") ? make("a", { href: link({ tab: "tree", file: treeFile(place) }, { run: run.name }) }, "logs") : null,
     hasMessages ? choice("show", "show", ["tokens", "messages"]) : null,
     choice("colour", "overlay", overlays.map((one) => [one, OVERLAYS[one].label])),
     name === "none" ? null : make("span", { class: "legend" }, make("span", { class: overlay.high && overlay.low ? "negative" : null }, overlay.low ?? ""), ramp, overlay.high ?? "", overlay.text ? `, ${overlay.text}` : null));
