@@ -19,7 +19,6 @@ from tinker_cookbook.rl.losses import (
     check_substeps,
     loss_needs,
 )
-from tinker_cookbook.rl.report.diagnosis import GROUP_OF_ONE
 from tinker_cookbook.rl.rollouts.limits import (
     RolloutConfig,
     TerminationRewardPolicy,
@@ -298,7 +297,8 @@ class Config(TrainingConfig):
             return
         # With a KL penalty a group of one can still learn, from the reference.
         if self.kl_penalty_coef:
-            get_console().print(f"group_size=1: every group {GROUP_OF_ONE}", soft_wrap=True)
+            line = "group_size=1: an episode is compared with no other, only with the reference"
+            get_console().print(line, soft_wrap=True)
             return
         raise ConfigurationError(
             "group_size: got 1, expected at least 2; an episode's advantage is its reward less the "

@@ -212,6 +212,7 @@ async def train_batches(
         loop.sample_seconds = time.monotonic() - begun
         if report is not None:
             loop.tokens_an_epoch = report.train.input_tokens
+            loop.facts["data/frac_duplicates"] = report.train.duplicates / report.train.rows_read
         await loop.run(client, train_set)
         # With max_steps=0 the weights are unchanged, and the answers would be the same.
         if schedule.total_steps:
@@ -307,6 +308,8 @@ class _Loop:
         """Time of answers to held-out prompts."""
         self.tokens_an_epoch: float | None = None
         """Input tokens of an epoch, if a report has counted them."""
+        self.facts: Metrics = {}
+        """Facts about the data, for the first row."""
         self._estimate: float | None = None
         """Estimated seconds of the run."""
         self._timed: list[tuple[float, int]] = []  # seconds and tokens of the first steps
@@ -322,7 +325,8 @@ class _Loop:
             if session.start_step == 0:
                 # Row 0 has the evaluations before training.
                 if metrics := await session.evaluate(0):
-                    session.write_row({"progress": 0.0, "epoch": 0, **metrics}, step=0)
+                    row = {"progress": 0.0, "epoch": 0, **self._pop_facts(), **metrics}
+                    session.write_row(row, step=0)
                 # The evaluation must not count in the time of the first step.
                 self._finished_at = time.monotonic()
                 self._progress.restart()
@@ -428,6 +432,10 @@ class _Loop:
         line = estimate_line(steps, round(a_step * steps), self._estimate, local=local, rates=rates)
         session.print(line)
 
+    def _pop_facts(self) -> Metrics:
+        facts, self.facts = self.facts, {}
+        return facts
+
     async def _finish_oldest(self) -> None:
         """Waits for the oldest update and writes its row."""
         done, now = self._in_flight.popleft(), activity()
@@ -438,6 +446,7 @@ class _Loop:
             "num_sequences": len(done.batch.data),
             "num_tokens": done.batch.num_tokens,
             "tokens/cumulative/trained": done.tokens,
+            **self._pop_facts(),
         }
         shown = None
         if done.update is None:

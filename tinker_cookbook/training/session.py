@@ -42,6 +42,7 @@ from tinker_cookbook.record.write import RecordWriter
 from tinker_cookbook.run import replaced_run
 from tinker_cookbook.run.best import BestEvaluation
 from tinker_cookbook.run.changes import check_same_settings
+from tinker_cookbook.run.config import dump_config
 from tinker_cookbook.run.current import evaluation_at_step, run_in_folder
 from tinker_cookbook.run.data_record import data_record, write_data_record
 from tinker_cookbook.run.jsonl import read_rows
@@ -58,6 +59,7 @@ from tinker_cookbook.training.commands import (
     use_lines,
 )
 from tinker_cookbook.training.config import TrainingConfig, checkpoint_interval, recorded_renderer
+from tinker_cookbook.training.diagnosis.causes import KEY, Diagnosis, as_text, causes_of
 from tinker_cookbook.training.restarts import server_is_gone, watch_server
 from tinker_cookbook.training.server_needs import ServerCheck
 from tinker_cookbook.training.setting_lines import setting_lines
@@ -171,6 +173,8 @@ class TrainingSession:
         self._console: Console = get_console()
         self._saved_any = last is not None
         self.best = BestEvaluation.of(config)
+        self._config_data = dump_config(config)
+        self._diagnosis = Diagnosis(self._config_data)
         self.stopped = False
         """Whether the run stops early, because evaluations no longer improve."""
         self._eval_seconds = 0.0
@@ -245,9 +249,12 @@ class TrainingSession:
             tokens_done=self.restored("cumulative_tokens", 0),
             rest_client=service.create_rest_client(),
         )
-        if self.best is not None and self.last is not None:
+        if self.last is not None:
             # The rows end at the checkpoint, so this state equals that of an uninterrupted run.
-            self.best.restore(read_rows(local_path(config.log_path) / METRICS_FILE))
+            rows = read_rows(local_path(config.log_path) / METRICS_FILE)
+            self._diagnosis.restore(rows)
+            if self.best is not None:
+                self.best.restore(rows)
         if self.last is not None and self.start_step == total_steps and not self.last.final:
             # The run was shortened to its newest checkpoint, so no later step saves a final one.
             extra = {k: v for k, v in self.last.extra.items() if k not in ("best", "rolling")}
@@ -320,8 +327,13 @@ class TrainingSession:
         self._trace.next(step)
 
     def write_row(self, row: Metrics, step: int) -> None:
-        """Appends the row of a step to the log in one write."""
+        """Appends the row of a step, with its diagnosis, to the log in one write."""
+        if causes := self._diagnosis.add(row, step):
+            row = {**row, KEY: as_text(causes)}
         self._log.log_metrics(row, step=step)
+        # Each cause once in a run: the rows have it at every step.
+        for cause in self._diagnosis.new(causes):
+            logger.warning("step %d: %s", step, cause)
 
     def print(self, *lines: str) -> None:
         """Prints lines to the terminal."""
@@ -432,6 +444,8 @@ class TrainingSession:
                 f"checkpoints  {len(periodic)} more in checkpoints.jsonl, each deleted "
                 f"{seconds / 86400:.3g} days after it was saved (ttl_seconds); the final one stays"
             )
+        causes = causes_of(read_rows(local_path(log_path) / METRICS_FILE), self._config_data)
+        lines += [f"why          {cause}" for cause in causes[:3]]
         command = continue_command(log_path)
         if command is not None:
             lines.append(f"continue     {command}")

@@ -23,8 +23,9 @@ from tinker_cookbook.run.jsonl import NONFINITE_KEY, Row
 from tinker_cookbook.run.lock import lock_holder
 from tinker_cookbook.run.paths import METRICS_FILE
 from tinker_cookbook.run.scan import RunFolder, find_run_folders, read_run_folder
+from tinker_cookbook.training.diagnosis.causes import causes_of
 from tinker_cookbook.view import evaluations
-from tinker_cookbook.view.causes import add_evidence, find_causes
+from tinker_cookbook.view.evidence import add_evidence
 from tinker_cookbook.view.files import has_files
 
 _MAX_POINTS = 1000
@@ -86,7 +87,7 @@ class Runs:
 
     @staticmethod
     def _causes(run: RunFolder) -> list[dict[str, Any]]:
-        causes, record = find_causes(run.rows, run.config), Record(run.path)
+        causes, record = causes_of(run.rows, run.config), Record(run.path)
         for cause in causes:
             add_evidence(cause, record)
         return [vars(cause) for cause in causes]
@@ -151,7 +152,7 @@ def _list_row(run: RunFolder, name: str) -> dict[str, Any]:
         "minutes": axes["minutes"][-1] if run.rows else None,
         "tokens": axes["tokens"][-1] if run.rows else None,
         "cost": list(dollars.values())[-1] if dollars else None,
-        "causes": [cause.name for cause in find_causes(run.rows, config)],
+        "causes": [cause.name for cause in causes_of(run.rows, config)],
         "updated": run.updated,
     }
 

@@ -1,1 +1,1 @@
-"""What an RL run shows and writes: progress, metrics, transcripts and diagnosis."""
+"""What an RL run shows and writes: progress, metrics and transcripts."""

@@ -23,13 +23,13 @@ from tinker_cookbook.record.schema import turn_schema
 from tinker_cookbook.record.write import RecordWriter
 from tinker_cookbook.rl.config import Config
 from tinker_cookbook.rl.loop.sources import Metrics, RolloutBatch, RolloutGroup, counted
-from tinker_cookbook.rl.report.diagnosis import diagnose, diagnose_kl
 from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
 from tinker_cookbook.rl.report.trajectory_metrics import (
     compute_sampling_client_metrics,
     compute_trajectory_metrics,
     error_metrics,
+    reward_part_metrics,
 )
 from tinker_cookbook.rl.report.transcripts import TranscriptFiles
 from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
@@ -37,11 +37,6 @@ from tinker_cookbook.rl.types import RLDataset, RolloutError, TrajectoryGroup
 from tinker_cookbook.training.session import TrainingSession
 
 logger = logging.getLogger(__name__)
-
-_REPEAT_AFTER = 10
-"""Iterations between two diagnoses of the same cause."""
-_MIN_GROUPS = 8
-"""Groups in a row with good or equal rewards after which this is reported."""
 
 _COUNTERS = {"trained": "cumulative_tokens", "sampled": "cumulative_sampled_tokens"}
 """Keys of the checkpoint for tokens counted since the start of the run."""
@@ -59,8 +54,6 @@ class Reporter:
             config.log_path, config.num_groups_to_log, config.rollout_json_export, tokenizer
         )
         self._counters = {name: session.restored(name, 0) for name in _COUNTERS.values()}
-        # Cause to its groups in a row and the step of its last message.
-        self._diagnosed: dict[str, tuple[int, float]] = {}
         self._test_set: _RecordedTestSet | None = None
 
     def __enter__(self) -> Self:
@@ -132,7 +125,6 @@ class Reporter:
                 counted(errors),
                 collected.num_failed,
             )
-        self._warn(step, groups, metrics)
         self._progress.show_transcript([one.group for one in groups], self._tokenizer)
         return metrics, dict(self._counters)
 
@@ -166,6 +158,7 @@ class Reporter:
             "progress/done_frac": (step + 1) / self._session.total_steps,
             "epoch": collected.epoch,
             **compute_trajectory_metrics(groups, [one.tags for one in collected.groups]),
+            **reward_part_metrics(groups),
             **error_metrics(_errors(collected), collected.num_failed),
             **trained,
             **collected.metrics,
@@ -193,28 +186,6 @@ class Reporter:
         for name, seconds in (("sampled", sampling), ("trained", times["time/train"])):
             metrics[f"time/{name}_tokens_per_second"] = counts[name] / max(float(seconds), 1e-9)
         return metrics
-
-    def _warn(self, step: int, groups: Sequence[RolloutGroup], metrics: Metrics) -> None:
-        """Logs why the reward does not rise or training may become unstable, at intervals."""
-        config = self._config
-        off_policy = config.async_config and config.async_config.max_steps_off_policy
-        found = [
-            diagnose([one.group for one in groups], metrics, config.max_tokens),
-            diagnose_kl(metrics, off_policy),
-        ]
-        if causes := [f"{one.cause}: {one.text}" for one in found if one is not None]:
-            metrics["diagnosis"] = "\n".join(causes)
-        # A cause that disappeared is forgotten, so it is logged at once when it comes back.
-        before, self._diagnosed = self._diagnosed, {}
-        for cause, text in filter(None, found):
-            seen, last = before.get(cause, (0, -_REPEAT_AFTER))
-            seen += len(groups)
-            # A few groups may be solved by chance.
-            enough = seen >= _MIN_GROUPS or cause not in ("all_good", "one_reward")
-            if enough and step - last >= _REPEAT_AFTER:
-                logger.warning("step %d: %s", step + 1, text)
-                last = step
-            self._diagnosed[cause] = seen, last
 
 
 class _RecordedTestSet(RLTestSetEvaluator):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, RolloutError, Trajector
 
 GOOD_REWARD = 0.5
 """A group of equal rewards counts as all good from this reward on, otherwise as all bad."""
+
+_MOST_METRICS = 16
+"""Metrics of an environment up to which the parts of its reward are looked for (10 ms)."""
 
 # An environment or the runner may report an event only if it happened. A mean over the reports
 # would always be 1, so these are divided by all turns or episodes, or only counted.
@@ -54,6 +58,54 @@ def metrics_of_totals(
             of_tag = TrajectoryTotals.sum(tagged).env_metrics()
             metrics |= {f"env/{tag}/{name}": value for name, value in of_tag.items()}
     return metrics
+
+
+def reward_part_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Returns how large the parts of the rewards are, as far as the environment's metrics show it.
+
+    If the reward is a weighted sum of two or three metrics, ``reward/range/NAME`` is the largest
+    difference that a metric makes between the rewards of a group. Otherwise the result is empty.
+    """
+    groups = [group for group in groups if group.trajectories_G]
+    reports_E: list[Counter[str]] = []
+    for group in groups:
+        for trajectory, metrics in zip(group.trajectories_G, group.metrics_G, strict=True):
+            total: Counter[str] = Counter()
+            for report in (metrics, *(turn.metrics for turn in trajectory.transitions)):
+                total.update({name: float(value) for name, value in report.items()})
+            reports_E.append(total)
+    names = sorted(set().union(*reports_E))
+    if len(names) < 2 or len(reports_E) < 4 * len(groups):
+        return {}
+    values = np.array([[report[name] for name in names] for report in reports_E])
+    rewards = np.array([reward for group in groups for reward in group.get_total_rewards()])
+    both = np.column_stack([rewards, values])
+    # Less the mean of the group, as in advantages.
+    ends = np.cumsum([len(group.trajectories_G) for group in groups])[:-1]
+    parts_P = [part - part.mean(0) for part in np.split(both, ends)]
+    centred = np.concatenate(parts_P)
+    size = float(centred[:, 0] @ centred[:, 0])
+    varying = [i for i in range(1, both.shape[1]) if centred[:, i].any()]
+    if not (0 < size < np.inf) or not np.isfinite(centred).all() or len(varying) > _MOST_METRICS:
+        return {}
+    for count in (1, 2, 3):
+        for chosen in combinations(varying, count):
+            columns = centred[:, chosen]
+            weights = np.linalg.lstsq(columns, centred[:, 0], rcond=None)[0]
+            rest = centred[:, 0] - columns @ weights
+            if rest @ rest > 1e-9 * size:
+                continue
+            # A metric that is the reward itself says nothing about its parts.
+            if count == 1:
+                varying = [i for i in varying if i != chosen[0]]
+                continue
+            ranges = np.max([np.ptp(part[:, chosen], axis=0) for part in parts_P], axis=0)
+            sizes = np.abs(weights) * ranges
+            return {
+                f"reward/range/{names[i - 1]}": float(one)
+                for i, one in zip(chosen, sizes, strict=True)
+            }
+    return {}
 
 
 def compute_sampling_client_metrics(
@@ -118,11 +170,15 @@ class TrajectoryTotals:
             # In a constant group, every member has the same reward.
             kind = "all_good" if rewards_G[0] >= GOOD_REWARD else "all_bad"
             total.counts[kind if is_constant(rewards_G) else "mixed"] += 1
+            texts = {str([turn.ac.tokens for turn in t.transitions]) for t in group.trajectories_G}
+            total.counts["same_text"] += len(rewards_G) > len(texts) == 1
         for trajectory, metrics in zip(group.trajectories_G, group.metrics_G, strict=True):
             if trajectory.stop_reason is not None:
                 total.stops[str(trajectory.stop_reason)] += 1
             for turn in trajectory.transitions:
                 total.counts["turns"] += 1
+                total.counts["cut_off"] += turn.ac.stop_reason == "length"
+                total.counts["untrained"] += turn.is_masked or not turn.ac.tokens
                 total.counts["ac_tokens"] += len(turn.ac.tokens)
                 total.counts["ob_tokens"] += turn.ob.length
                 total.counts["cached_ob_tokens"] += turn.ac.prompt_cache_hit_tokens
@@ -168,13 +224,17 @@ class TrajectoryTotals:
         if count["turns"]:
             metrics["ac_tokens_per_turn"] = count["ac_tokens"] / count["turns"]
             metrics["ob_tokens_per_turn"] = count["ob_tokens"] / count["turns"]
+            metrics["frac_cut_off"] = count["cut_off"] / count["turns"]
+            metrics["frac_untrained"] = count["untrained"] / count["turns"]
         if count["episodes"]:
             metrics["turns_per_episode"] = count["turns"] / count["episodes"]
             metrics["reward/total"] = self.reward / count["episodes"]
             kinds = ("mixed", "all_good", "all_bad")
             # Groups without an episode have no kind, so the shares are of the others.
             groups = sum(count[kind] for kind in kinds)
+            kinds = (*kinds, "same_text")
             metrics |= {f"by_group/frac_{kind}": count[kind] / groups for kind in kinds}
+            metrics["by_group/size"] = count["episodes"] / groups
         return metrics
 
     def event_metrics(self) -> dict[str, float]:

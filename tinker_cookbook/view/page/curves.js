@@ -2,8 +2,8 @@
 
 /** Causes of a run: what, since when, which setting, and links to what shows it. */
 function causesView(run) {
-  return run.causes.map((one) => note(make("b", {}, one.name.replaceAll("_", " ")), ` ${one.since === one.until ? `at step ${one.since}` : `steps ${one.since} to ${one.until}`}: ${one.text} `,
-    one.setting ? make("span", {}, make("code", {}, one.setting), `: ${one.advice}. `) : null,
+  return run.causes.map((one) => note(make("b", {}, one.name.replaceAll("_", " ")), ` ${one.since === one.until ? `at step ${one.since}` : `steps ${one.since} to ${one.until}`}: ${one.text}. `,
+    one.setting ? make("code", {}, one.setting) : null, `${one.setting ? ": " : "To change: "}${one.advice}. `,
     one.evidence.map(({ step, split, group, member, datum }, i) => [i ? " · " : null, make("a", { href: link({ run: run.name, tab: "episodes", step, split, group, member }, {}) }, `step ${step}, ${datum === undefined ? `group ${group}, member ${member}` : `example ${datum}`}`)])));
 }
 

@@ -1,0 +1,157 @@
+"""Causes: recorded rows of broken and healthy runs, the settings they name, and new runs (10 s)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+
+import diagnosed_runs
+import pytest
+from diagnosed_runs import BROKEN, HEALTHY, RECORDED, rows_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinker_cookbook.training.diagnosis.causes import KEY, Diagnosis, as_text, causes_of
+from tinker_cookbook.training.diagnosis.history import READ
+from tinker_cookbook.training.diagnosis.rules import CAUSES
+
+RUNS = {run["run"]: run for run in map(json.loads, RECORDED.read_text().splitlines())}
+
+
+def diagnosed(rows, config=None, found=None):
+    """The rows with their diagnosis, as a session writes them."""
+    found = found or Diagnosis(config or {})
+    written = []
+    for row in rows:
+        causes = found.add(row, row["step"])
+        written.append({**row, KEY: as_text(causes)} if causes else row)
+    return written
+
+
+def causes(run):
+    return causes_of(diagnosed(rows_of(run), run["config"]), run["config"])
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_run_gets_its_cause_first(name):
+    assert [one.name for one in causes(RUNS[f"{name}-0"])][:1] == [BROKEN[name][0]]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_gets_none(name):
+    seeds = [run for key, run in RUNS.items() if key.rpartition("-")[0] == name]
+    assert seeds
+    assert [causes(run) for run in seeds] == [[]] * len(seeds)
+
+
+def test_a_cause_has_its_steps_and_the_change():
+    (spike,) = causes(RUNS["garbage-0"])
+    assert (spike.since, spike.until) == (18, 18)
+    low = causes(RUNS["sl_rate_low-0"])[0]
+    assert (low.setting, low.since, low.until) == ("learning_rate", 1, 30)
+    assert low.advice.startswith("raise it from 1e-07 to 1e-06")
+    # A setting of a recipe has its short name, that of a config in code the name in config.json.
+    stale = RUNS["stale-0"]
+    assert causes(stale)[0].setting == "async_config.max_steps_off_policy"
+    stale = {**stale, "config": stale["config"] | {"recipe_name": "rl_basic"}}
+    assert causes(stale)[0].setting == "max_steps_off_policy"
+    assert "from 8 to 4" in causes(stale)[0].advice
+
+
+def step(number, **metrics):
+    return {"step": number, "progress/batch": number - 1, **metrics}
+
+
+EQUAL = {
+    "env/all/by_group/frac_mixed": 0.0,
+    "env/all/by_group/frac_all_bad": 1.0,
+    "env/all/by_group/frac_all_good": 0.0,
+    "env/all/ac_tokens_per_turn": 9.0,
+    "reward/total": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "metrics"),
+    [
+        ("no_turn", {"env/all/total_turns": 0}),
+        ("all_masked", {**EQUAL, "env/all/frac_untrained": 1.0}),
+        ("group_of_one", {**EQUAL, "env/all/by_group/size": 1.0}),
+        ("empty", {**EQUAL, "env/all/ac_tokens_per_turn": 1.0}),
+        ("format", {**EQUAL, "parse_error": 0.6}),
+        ("one_reward", {**EQUAL, "reward/total": 0.3}),
+        ("learning_rate_too_high", {"train_mean_nll": math.nan}),
+    ],
+)
+def test_causes_that_three_steps_show(name, metrics):
+    rows = [step(i, **metrics) for i in range(1, 4)]
+    assert [one.name for one in causes_of(diagnosed(rows), {})][:1] == [name]
+
+
+def test_two_steps_and_mixed_groups_are_no_cause():
+    assert causes_of(diagnosed([step(i, **EQUAL) for i in (1, 2)]), {}) == []
+    mixed = EQUAL | {"env/all/by_group/frac_mixed": 0.4, "env/all/frac_cut_off": 1.0}
+    assert causes_of(diagnosed([step(i, **mixed) for i in range(1, 9)]), {}) == []
+
+
+def test_a_resumed_run_continues_and_repeats_no_message():
+    run = RUNS["stale-0"]
+    rows, whole = rows_of(run), diagnosed(rows_of(run), run["config"])
+    resumed = Diagnosis(run["config"])
+    resumed.restore(whole[:9])
+    assert diagnosed(rows[9:], found=resumed) == whole[9:]
+    first = Diagnosis({})
+    said = [one for row in rows for one in first.new(first.add(row, row["step"]))]
+    assert len(said) == len({one.name for one in said})
+    resumed.restore(whole)
+    assert resumed.new(causes_of(whole, {})) == []
+
+
+NUMBERS = st.none() | st.sampled_from([math.nan, math.inf, -1.0, 0.0, 1e-9, 0.5, 1.0, 3.0, 1e9])
+NAMES = sorted(READ | {*EQUAL, "env/all/total_turns", "env/all/by_group/size", "optim/num_steps",
+                       "env/all/format", "reward/range/a", "reward/range/b"})  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.lists(st.dictionaries(st.sampled_from(NAMES), NUMBERS, max_size=12), max_size=30))
+def test_no_row_ends_a_run(rows):
+    written = diagnosed([step(i, **row) for i, row in enumerate(rows)])
+    assert all(one.name in CAUSES for one in causes_of(written, {}))
+
+
+@pytest.mark.slow
+@pytest.mark.shared
+@pytest.mark.leaf
+@pytest.mark.parametrize(
+    "name", ["rl_rate_high", "same_text", "reward_part", "garbage", "dpo_rate_low", "rl", "dpo"]
+)
+def test_a_new_run_says_its_cause_and_the_page_shows_it(
+    name, stories_model, tmp_path, caplog, capsys
+):
+    """Each run takes 10 to 20 s on one core."""
+    from tinker_cookbook.view.data import Runs, episodes
+
+    expected, build = BROKEN.get(name) or (None, HEALTHY.get(name))
+    folder = tmp_path / "runs" / name
+    folder.parent.mkdir()
+    with caplog.at_level(logging.WARNING):
+        rows = diagnosed_runs.run(build, stories_model, folder)
+    shown = Runs(tmp_path / "runs").run(name)["causes"]
+    said = [r.getMessage() for r in caplog.records if "To change" in r.getMessage()]
+    why = [line for line in capsys.readouterr().out.splitlines() if line.startswith("why ")]
+    if expected is None:
+        assert (shown, said, why) == ([], [], [])
+        assert not any(KEY in row for row in rows)
+        return
+    first = shown[0]
+    assert first["name"] == expected
+    assert sum(f": {expected} (" in line for line in said) == 1
+    assert expected in why[0]
+    # Each place is in the record.
+    assert len(first["evidence"]) == 3
+    for place in first["evidence"]:
+        found = episodes(folder, place["step"], place["split"])
+        keys = ("datum",) if "datum" in place else ("group", "member")
+        rows_there = found.get("episodes") or found["examples"]
+        assert any(all(row[k] == place[k] for k in keys) for row in rows_there)

@@ -1,0 +1,498 @@
+"""Causes and their conditions, which take the history of a run and return since when they hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import mean, median
+
+import numpy as np
+
+from tinker_cookbook.training.diagnosis.history import (
+    BAD,
+    CUT,
+    DUPLICATES,
+    ENTROPY,
+    FEW,
+    GOOD,
+    KEPT,
+    KL,
+    LENGTH,
+    MIXED,
+    RANGE,
+    REWARD,
+    SAME,
+    STALE,
+    STEPS,
+    TEACHER,
+    TEST_REWARD,
+    TREND,
+    UNTRAINED,
+    History,
+    Series,
+)
+
+Found = tuple[int, str] | None
+"""First step of a cause and its text, if it holds."""
+
+
+def _no_signal(row: Mapping[str, float]) -> bool:
+    """Returns whether hardly any group has different rewards; a teacher gives another signal."""
+    # One in ten: a batch of 64 may have a few by chance and still learn nothing.
+    return TEACHER not in row and row.get(MIXED, 1.0) <= 0.1
+
+
+def _nothing_learned(condition: Callable[[History], str | None]) -> Callable[[History], Found]:
+    """Returns the rule of a cause for which the rewards of groups are equal."""
+
+    def rule(run: History) -> Found:
+        steps = run.streak(_no_signal)
+        if len(steps) < STEPS or (text := condition(run)) is None:
+            return None
+        return steps[0], f"{text}, so all samples of a group get the same reward"
+
+    return rule
+
+
+def _all_masked(run: History) -> Found:
+    steps = run.streak(lambda row: row.get(UNTRAINED, 0.0) > 0.99)
+    if len(steps) < STEPS:
+        return None
+    return steps[0], "No answer is trained on: each is empty, or masked because it is malformed"
+
+
+def _no_turn(run: History) -> Found:
+    steps = run.streak(lambda row: row.get("env/all/total_turns") == 0)
+    if len(steps) < STEPS:
+        return None
+    return steps[0], "No episode has an answer: the first prompts are too long, or rollouts failed"
+
+
+def _group_of_one(run: History) -> Found:
+    steps = run.streak(lambda row: TEACHER not in row and row.get("env/all/by_group/size") == 1)
+    if len(steps) < STEPS or run.config.get("kl_penalty_coef"):
+        return None
+    return steps[0], "Groups have one sample, which cannot be compared with others"
+
+
+def _teacher_agrees(run: History) -> Found:
+    steps = run.streak(lambda row: TEACHER in row and row.get("optim/num_steps") == 0)
+    if len(steps) < STEPS:
+        return None
+    return steps[0], "Teacher and student give every token the same probability"
+
+
+def _same_text(run: History) -> str | None:
+    return "The samples of a group are the same text" if run.mean_of(SAME) >= 0.5 else None
+
+
+def _all_good(run: History) -> str | None:
+    if run.mean_of(GOOD) < 0.9:
+        return None
+    if run(MIXED).start <= 0.1:
+        return "Every answer was right from the start"
+    # To have learned the problems is a success; to go on for long is not.
+    return "The problems are solved" if len(run.streak(_no_signal)) >= TREND else None
+
+
+def _cut_off(run: History) -> str | None:
+    # Half: the others would show in mixed groups if the length did not matter.
+    share = run.mean_of(CUT) if _mostly_bad(run) else 0.0
+    return f"{share:.0%} of the answers are cut off at max_tokens" if share >= 0.5 else None
+
+
+def _empty(run: History) -> str | None:
+    # One token is only the end.
+    return "The answers are empty" if _mostly_bad(run) and run.mean_of(LENGTH) <= 1.5 else None
+
+
+def _bad_format(run: History) -> str | None:
+    # ``format`` is a metric of each problem that checks it, ``parse_error`` only of failed turns.
+    formats = [row["env/all/format"] for row in run.rows if "env/all/format" in row][-STEPS:]
+    share = max(run.mean_of("parse_error"), 1 - mean(formats) if formats else 0.0)
+    wrong = share >= 0.5 and _mostly_bad(run)
+    return f"{share:.0%} of the answers cannot be parsed or have not the format" if wrong else None
+
+
+def _one_reward(run: History) -> str | None:
+    last = {row.get(REWARD) for row in [*run.rows][-STEPS:]}
+    # 0 and 1 also come from a grader that works, and so does a reward that was learned.
+    if len(last) > 1 or last <= {0.0, 1.0, None} or run(MIXED).start > 0.1:
+        return None
+    if max(run.mean_of(GOOD), run.mean_of(BAD)) < 1:
+        return None
+    return f"Every answer gets the reward {last.pop():.3g}"
+
+
+def _mostly_bad(run: History) -> bool:
+    return run.mean_of(BAD) >= 0.9
+
+
+def _all_bad(run: History) -> str | None:
+    return "All answers are wrong" if _mostly_bad(run) else None
+
+
+def _all_constant(run: History) -> str | None:
+    if max(run.mean_of(GOOD), run.mean_of(BAD)) >= 0.9:
+        return None
+    return "Each problem is too easy or too hard for all of its samples"
+
+
+def _stale(run: History) -> Found:
+    steps = run.streak(lambda row: row.get(STALE, 0.0) >= 1)
+    kl = median(run(KL).values[-FEW:] or [0.0])
+    # Losses of asynchronous runs correct for a policy that differs a little, so more is allowed.
+    if len(steps) < STEPS or not kl > 5 * _HIGH_KL:
+        return None
+    age = mean(run(STALE).values[-STEPS:])
+    return steps[0], (
+        f"Samples are {age:.1f} updates old when they are trained, and the KL of sampler and "
+        f"trainer is {kl:.2g}"
+    )
+
+
+_HIGH_KL = 0.01
+"""Nats per token; the bound in Tinker's documentation on RL."""
+
+
+def _high_kl(run: History) -> Found:
+    kl = run(KL)
+    # The median, because a single token can make the KL of one step high.
+    # Steps without training have no KL; the last ones that have count until then.
+    if not len(kl) or not (now := median(kl.values[-STEPS:])) > _HIGH_KL:
+        return None
+    # One step is enough if it is ten times the bound.
+    if (len(kl) < STEPS and now < 10 * _HIGH_KL) or run.rows[-1].get(STALE, 0) >= 1:
+        return None
+    since = kl.steps[-1]
+    for step, value in zip(reversed(kl.steps), reversed(kl.values), strict=True):
+        if not value > _HIGH_KL:
+            break
+        since = step
+    return since, f"The KL of sampler and trainer is {now:.2g} nats per token, above {_HIGH_KL}"
+
+
+def _rate_too_high(run: History) -> Found:
+    loss = run.loss
+    if len(loss) and math.isnan(loss.values[-1]):
+        return loss.steps[-1], "The loss is not a number"
+    return _rising_loss(loss, run.held_out) or _rising_loss(run(TEACHER)) or _broken_policy(run)
+
+
+def _rising_loss(loss: Series, held_out: Series | None = None) -> Found:
+    if len(loss) < 2 * STEPS:
+        return None
+    # The median, because one batch may be garbage. The lowest of the first, because the loss may
+    # rise at once. 30% are more than the noise of batches of eight examples, and a tenth of a nat
+    # more than that of a loss near 0.
+    first, now = min(loss.values[:STEPS]), median(loss.values[-STEPS:])
+    high = [value for value in loss.values[-TREND:] if value > 3 * loss.values[0] + 0.1]
+    # Batches may become harder; held-out data do not.
+    worse = not held_out or held_out.values[-1] > held_out.values[0]
+    if now > first + max(0.3 * first, 0.1) and worse:
+        text = f"The loss rose from {first:.3g} to {now:.3g}"
+    elif len(high) >= STEPS and worse:
+        text = f"The loss of {len(high)} batches was above {min(high):.3g}, and {first:.3g} before"
+    else:
+        return None
+    return loss.first_step(lambda value: value > 1.3 * loss.values[0] + 0.1), text
+
+
+def _broken_policy(run: History) -> Found:
+    """A reward that falls, or is lost, while the entropy changes: the weights moved too far."""
+    reward, entropy = run(REWARD), run(ENTROPY)
+    if len(reward) < FEW + 1 or len(entropy) < FEW + 1 or run.rows[-1].get(TEACHER) is not None:
+        return None
+    means = np.convolve(reward.values, np.full(FEW, 1 / FEW), "valid")
+    at = int(np.argmax(means))
+    best, now = float(means[at]), reward.end
+    # A quarter: between batches the entropy of the same policy differs by a twentieth.
+    moved = abs(math.log(max(entropy.end, 1e-9) / max(entropy.values[0], 1e-9))) > 0.25
+    fell = best - now > max(0.3 * abs(best), 4 * reward.error)
+    lost = len(run.streak(_no_signal)) >= FEW and max(run(MIXED).values) > 0.1 and now <= best
+    lost = lost and now <= max(reward.values[:FEW]) and run.mean_of(GOOD) < 0.5
+    if not (moved and (fell or lost)):
+        return None
+    since = reward.steps[at + FEW - 1] if fell else run.streak(_no_signal)[0]
+    return since, (
+        f"The reward fell from {best:.3g} to {now:.3g}, and the entropy changed from "
+        f"{entropy.values[0]:.2g} to {entropy.end:.2g} nats"
+    )
+
+
+def _entropy_collapse(run: History) -> Found:
+    entropy, reward = run(ENTROPY), run(REWARD)
+    if len(entropy) < 2 * FEW or not len(reward):
+        return None
+    # A policy that has learned its task is certain, too; then the reward has risen.
+    if entropy.end > 0.2 * entropy.start or reward.end > reward.start + 2 * reward.error:
+        return None
+    since = entropy.first_step(lambda value: value < 0.5 * entropy.start)
+    return since, (
+        f"The entropy fell from {entropy.start:.2g} to {entropy.end:.2g} nats, so that samples of "
+        "a group are alike, although the reward has not risen"
+    )
+
+
+def _length_drift(run: History) -> Found:
+    length, cut, reward = run(LENGTH), run(CUT), run(REWARD)
+    if len(length) < 2 * FEW or not len(reward):
+        return None
+    start, end = length.start, length.end
+    # Longer answers may be better ones, unless most of them no longer end.
+    full = end > 1.5 * start and cut.end >= 0.5 > 2 * cut.start
+    idle = (end > 2 * start or end < start / 2) and reward.end <= reward.start + 2 * reward.error
+    if not (full or idle):
+        return None
+    since = length.first_step(lambda value: not start / 1.3 < value < 1.3 * start)
+    text = f"Answers went from {start:.0f} to {end:.0f} tokens, and "
+    text += f"{cut.end:.0%} of them are cut off" if full else "the reward has not risen"
+    return since, text
+
+
+def _reward_part(run: History) -> Found:
+    ranges: dict[str, list[float]] = {}
+    steps: list[int] = []
+    for row in run.rows:
+        found = {k.removeprefix(RANGE): v for k, v in row.items() if k.startswith(RANGE)}
+        steps += [int(row["step"])] if found else []
+        for name, value in found.items():
+            ranges.setdefault(name, []).append(value)
+    # A part that was seldom found is no evidence.
+    usual = {name: median(values) for name, values in ranges.items() if len(values) >= FEW}
+    if len(usual) < 2:
+        return None
+    large, small = max(usual, key=usual.__getitem__), min(usual, key=usual.__getitem__)
+    # A penalty of a tenth or a fiftieth is usual; less is not seen beside the noise of the other.
+    if usual[large] < 50 * usual[small]:
+        return None
+    return steps[0], (
+        f"{large} makes a difference of {usual[large]:.3g} to the reward, and {small} of "
+        f"{usual[small]:.3g}, which has no effect beside it"
+    )
+
+
+def _held_out_falls(run: History) -> Found:
+    train, test = run(REWARD), run(TEST_REWARD)
+    if len(test) < 4 or len(train) < 2 * FEW:
+        return None
+    best = max(range(len(test)), key=test.values.__getitem__)
+    later = test.values[best + 1 :]
+    # Two evaluations below the best by a fifth and by more than their noise. The median of the
+    # steps between evaluations measures noise: it ignores a single fall.
+    noise = 1.48 * median(abs(one) for one in np.diff(test.values))
+    margin = max(0.2 * abs(test.values[best]), 2 * noise)
+    if len(later) < 2 or max(later[-2:]) > test.values[best] - margin:
+        return None
+    if train.end <= train.start + 2 * train.error:
+        return None
+    return test.steps[best], (
+        f"The reward rose to {train.end:.3g}, but on held-out problems it fell from "
+        f"{test.values[best]:.3g} to {later[-1]:.3g}"
+    )
+
+
+def _loss_spike(run: History) -> Found:
+    loss = run.loss
+    if len(loss) < 10:
+        return None
+    # Two steps later it is known whether one batch or the weights caused it.
+    *before, value, after, last = loss.values[-KEPT // 2 :]
+    usual = median(before)
+    # Six deviations of the median, 1.48 of which are a standard deviation of normal noise.
+    noise = 1.48 * median(abs(one - usual) for one in before)
+    # A batch that is worse than the first before any training is no hard batch of these data.
+    if not value > max(usual + 6 * noise, 1.3 * usual, loss.values[0]):
+        return None
+    if max(after, last) > (usual + value) / 2:
+        return None
+    return loss.steps[-3], f"The loss of one batch is {value:.3g}, and was {usual:.3g} before"
+
+
+def _rate_too_low(run: History) -> Found:
+    return _flat_loss(run) or _flat_policy(run)
+
+
+def _trained_steps(run: History) -> int:
+    return max(len(run.loss), len(run(REWARD))) - int(run.config.get("warmup_steps") or 0)
+
+
+def _flat_loss(run: History) -> Found:
+    loss, test = run.loss, run.held_out
+    if not len(loss) or _trained_steps(run) < TREND:
+        return None
+    # The same examples each time, so there is no noise of batches.
+    if len(test) >= 3:
+        change = test.values[0] - test.values[-1]
+        flat = abs(change) < 0.01 * abs(test.values[0])
+    else:
+        change = loss.start - loss.end
+        # Flat only if the noise cannot hide an improvement of a twentieth.
+        flat = abs(change) + 2 * loss.error < 0.05 * abs(loss.start)
+    if not flat:
+        return None
+    return loss.steps[0], f"The loss moved by {abs(change):.2g} in {len(loss)} steps"
+
+
+def _flat_policy(run: History) -> Found:
+    reward, entropy, length = run(REWARD), run(ENTROPY), run(LENGTH)
+    trained = [row for row in run.rows if row.get("optim/num_steps")]
+    if len(trained) < TREND or _trained_steps(run) < TREND or TEACHER in run.rows[-1]:
+        return None
+    # Without different rewards the rate has no effect. The entropy moves before the reward does.
+    if mean(run(MIXED).values) < 0.1 or abs(reward.end - reward.start) > 2 * reward.error:
+        return None
+    for series in (entropy, length):
+        change = abs(series.end - series.start)
+        if change + 2 * series.error > 0.15 * abs(series.start) or change > 0.05 * series.start:
+            return None
+    return reward.steps[0], (
+        f"In {len(reward)} steps neither the reward ({reward.end:.3g}) nor the entropy "
+        f"({entropy.end:.3g}) moved, although rewards differ within groups"
+    )
+
+
+def _overfitting(run: History) -> Found:
+    loss, test = run.loss, run.held_out
+    if len(test) < 3 or len(loss) < FEW:
+        return None
+    best = min(range(len(test)), key=test.values.__getitem__)
+    later = test.values[best + 1 :]
+    # Twice, and above the rounding and small swings of a schedule's end.
+    if len(later) < 2 or min(later[-2:]) < 1.03 * test.values[best]:
+        return None
+    if loss.end > min(loss.values[:STEPS]):
+        return None
+    return test.steps[best], (
+        f"The held-out loss rose from {test.values[best]:.3g} to {later[-1]:.3g}, while the loss "
+        "of the training data fell"
+    )
+
+
+def _chosen_falls(run: History) -> Found:
+    nll = run("test/nll")
+    # A nat a token: each token of the chosen answers is three times less likely.
+    if not len(run("margin")) or len(nll) < 3 or min(nll.values[-2:]) < nll.values[0] + 1:
+        return None
+    return nll.first_step(lambda value: value > nll.values[0]), (
+        f"Held-out chosen answers became less likely: {nll.values[0]:.3g} to {nll.values[-1]:.3g} "
+        "nats a token, while the margin rose"
+    )
+
+
+def _duplicates(run: History) -> Found:
+    share = run(DUPLICATES)
+    # A fifth: fewer change little more than the weights of some examples.
+    if not len(share) or share.values[0] < 0.2:
+        return None
+    return max(share.steps[0], 1), f"{share.values[0]:.0%} of the rows are equal to an earlier one"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a cause is found and what to change.
+
+    ``change`` is a factor for the value of ``setting``, or another value for it; ``hint`` is what
+    else helps. ``once`` is for a cause of a single step. Of a ``family`` only the first is named.
+    """
+
+    holds: Callable[[History], Found]
+    setting: str = ""
+    change: float | str = ""
+    hint: str = ""
+    once: bool = False
+    family: str = ""
+
+
+def _unlearned(
+    condition: Callable[[History], str | None],
+    setting: str = "",
+    change: float | str = "",
+    hint: str = "",
+) -> Rule:
+    holds = _nothing_learned(condition)
+    return Rule(holds, setting, change, hint, family="equal rewards")
+
+
+# In this order they are listed: a cause stands before those that follow from it.
+CAUSES: dict[str, Rule] = {
+    "no_turn": Rule(_no_turn, "max_trajectory_tokens", 2.0, "shorten the prompts"),
+    "all_masked": Rule(_all_masked, "mask_error_turns", "False", "show the format in the prompt"),
+    "group_of_one": Rule(_group_of_one, "group_size", "4"),
+    "teacher_agrees": Rule(
+        _teacher_agrees,
+        hint="give the teacher other weights, another base model, or a prompt of its own",
+    ),
+    "duplicates": Rule(
+        _duplicates, hint="remove equal rows from the data; data_report.txt names the first"
+    ),
+    "stale_samples": Rule(
+        _stale, "max_steps_off_policy", 0.5, "or lower learning_rate", family="KL"
+    ),
+    "high_kl": Rule(
+        _high_kl,
+        "num_substeps",
+        0.5,
+        "if it is as high at the first step, sample at temperature=1 and try dtype=float32",
+        family="KL",
+    ),
+    "learning_rate_too_high": Rule(
+        _rate_too_high, "learning_rate", 0.1, "start again from a checkpoint before it"
+    ),
+    "loss_spike": Rule(
+        _loss_spike,
+        "grad_clip_norm",
+        "1",
+        "look at the examples with the highest loss: they may be damaged",
+        once=True,
+    ),
+    "chosen_falls": Rule(_chosen_falls, "dpo_beta", 3.0, "or lower learning_rate"),
+    "entropy_collapse": Rule(
+        _entropy_collapse, "kl_penalty_coef", "0.01", "or lower learning_rate"
+    ),
+    "length_drift": Rule(
+        _length_drift, hint="take the length out of the reward, or limit it there"
+    ),
+    "held_out_falls": Rule(
+        _held_out_falls,
+        "best_metric",
+        TEST_REWARD,
+        "it keeps the best checkpoint; read episodes with a high reward: they may deserve none",
+    ),
+    "same_text": _unlearned(_same_text, "temperature", "1", "leave out top_p and top_k"),
+    "empty": _unlearned(_empty, "renderer_name", hint="check that it fits the model"),
+    "cut_off": _unlearned(_cut_off, "max_tokens", 2.0, "or ask for shorter answers in the prompt"),
+    "format": _unlearned(
+        _bad_format,
+        "renderer_name",
+        hint="check that it fits the model; show the format in the prompt; compare check_format "
+        "with the answers",
+    ),
+    "one_reward": _unlearned(_one_reward, hint="look at the code that computes the reward"),
+    "all_good": _unlearned(
+        _all_good,
+        hint="use harder problems, or stop; if answers look wrong, the grader accepts every answer",
+    ),
+    "all_bad": _unlearned(
+        _all_bad,
+        "group_size",
+        2.0,
+        "or use easier problems, examples in the prompt, or supervised training first",
+    ),
+    "all_constant": _unlearned(
+        _all_constant, "group_size", 2.0, "or use problems of medium difficulty"
+    ),
+    "reward_part": Rule(
+        _reward_part, hint="scale the parts of the reward so that they differ alike"
+    ),
+    "overfitting": Rule(
+        _overfitting,
+        "num_epochs",
+        0.5,
+        "or keep the best checkpoint with best_metric=test/nll; use more data",
+    ),
+    "learning_rate_too_low": Rule(
+        _rate_too_low, "learning_rate", 10.0, "get_lr(model_name) recommends a rate"
+    ),
+}
