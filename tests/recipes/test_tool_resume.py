@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
+import runpy
 from pathlib import Path
 
 import pytest
 from recipe_runs import REPO, RecipeRuns
+
+from tinker_cookbook.exceptions import DataError
+from tinker_cookbook.replay.command import ReplaySettings, compare
 
 pytestmark = pytest.mark.slow
 
@@ -61,3 +67,27 @@ def test_recorded_results_make_a_resumed_run_equal(runs, request, point, count, 
 
 def records(runs: ToolRuns, name: str) -> list[str]:
     return (runs.folder / name / "tool_results.jsonl").read_text().splitlines()
+
+
+def test_a_replay_uses_the_recorded_results(runs, monkeypatch, tmp_path):
+    """15 s. The tool returns something else each time."""
+    folder = runs.folder / "straight"
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", runs.environment()["TINKER_COOKBOOK_HOME"])
+
+    def replayed(**settings):
+        return asyncio.run(compare(ReplaySettings(run=str(folder), step=2, **settings)))
+
+    for settings in ({}, {"what": "grading"}, {"what": "update"}):
+        result = replayed(**settings)
+        assert result.identical, list(result.lines())
+    for settings in ({"what": "grading", "tools": "live"}, {"tools": "live"}):
+        lines = "\n".join(replayed(**settings).lines())
+        assert re.search(r"group 0, episode 3, turn 1, prompt: token \d+ was \d+, is \d+", lines)
+    # A test of one episode has its results, too.
+    file = tmp_path / "test_episode.py"
+    replayed(group=0, episode=1, pytest=str(file))
+    written = runpy.run_path(str(file))
+    written["test_the_grading_of_the_episode"]()
+    written["CALLS"][1].pop()
+    with pytest.raises(DataError, match=r"the result of call 1 \(.*\) was not recorded"):
+        written["test_the_grading_of_the_episode"]()

@@ -97,6 +97,10 @@ class Config(train.Config):
                 )
         return self._filled(Config, "dataset_configs", **self._derived())
 
+    def data_builder(self) -> RLDatasetBuilder:
+        """Returns the builder of the combined data."""
+        return _TeacherDatasetBuilder(config=self)
+
     def _reference(self) -> None:
         """The teachers are the reference."""
 
@@ -210,7 +214,7 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
     """
     async with prepared(config) as config:
         teachers = partial(_open_teachers, config)
-        await train.run(config, _TeacherDatasetBuilder(config=config), teachers, rollout_executor)
+        await train.run(config, config.data_builder(), teachers, rollout_executor)
 
 
 def check_vocabularies(config: Config) -> None:

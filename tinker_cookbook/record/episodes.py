@@ -47,7 +47,10 @@ class TrainedDatum:
 
 @dataclass
 class RecordedGroup:
-    """A group to record; its ``index`` is its place in the batch."""
+    """A group to record; its ``index`` is its place in the batch of the step.
+
+    ``position`` is the batch of the training data, counted over all epochs, and the index in it.
+    """
 
     index: int
     group: TrajectoryGroup
@@ -55,6 +58,7 @@ class RecordedGroup:
     advantages_G: Sequence[float] | None = None
     log: Trace | None = None
     """What its environments logged, which is in the files of ``rl.report.transcripts``."""
+    position: tuple[int | None, int | None] = (None, None)
 
 
 def turn_table(
@@ -122,6 +126,8 @@ def group_rows(recorded: RecordedGroup, images: ImageFiles) -> list[dict[str, An
         episode = {
             "group": recorded.index,
             "member": member,
+            "batch": recorded.position[0],
+            "batch_group": recorded.position[1],
             "weights_step": group.sampling_client_step,
             "episode_reward": rewards_G[member],
             "episode_group_reward": group.final_rewards_G[member],

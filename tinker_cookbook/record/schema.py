@@ -41,6 +41,9 @@ def turn_schema() -> pa.Schema:
             ("group", pa.int32()),
             ("member", pa.int32()),
             ("turn", pa.int32()),
+            # Where the group is in the training data; null in an evaluation.
+            ("batch", pa.int32()),
+            ("batch_group", pa.int32()),
             # What it was sampled with.
             ("weights_step", pa.int32()),
             ("seed", pa.int64()),

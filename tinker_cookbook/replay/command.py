@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from itertools import groupby
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.replay.batches import train_batch
 from tinker_cookbook.replay.compared import Compared, Result
+from tinker_cookbook.replay.environments import grade_again, sample_live
+from tinker_cookbook.replay.episode_test import write_test
 from tinker_cookbook.replay.recorded_run import RecordedRun, Train, open_run
 from tinker_cookbook.replay.rl_steps import check_repeatable, sample, train_step
 from tinker_cookbook.replay.trajectories import Rows
@@ -31,7 +34,18 @@ class ReplaySettings:
     what: str | None = chz.field(
         default=None,
         doc="episodes: sample them again (default of RL); update: train the step again, and "
-        "compare the trainer's log-probabilities and the adapter (default of other loops)",
+        "compare the trainer's log-probabilities and the adapter (default of other loops); "
+        "grading: give the recorded answers to the environments again, and compare prompts, "
+        "rewards and metrics",
+    )
+    tools: Literal["recorded", "live"] = chz.field(
+        default="recorded",
+        doc="Results of tools: recorded, or live: the tools run. With what=episodes, live samples "
+        "whole groups in their environments, instead of the recorded prompts",
+    )
+    pytest: str | None = chz.field(
+        default=None,
+        doc="--pytest out=FILE: write a test of the environment's grading of the chosen episode",
     )
 
 
@@ -45,34 +59,66 @@ async def main(settings: ReplaySettings) -> None:
 
 
 async def compare(settings: ReplaySettings) -> Result:
-    """Computes a step again and compares it with the record."""
+    """Computes a step again and compares it with the record.
+
+    Raises:
+        ConfigurationError: There is no such run, step, group or episode, or the run has none.
+        DataError: The record or the data lack what is needed.
+    """
     with open_run(settings.run, _train_of) as run:
-        what = settings.what or ("episodes" if isinstance(run.config, Config) else "update")
-        if what not in ("episodes", "update"):
-            raise ConfigurationError(f"what: got {what!r}, expected episodes or update")
+        config, what = run.config, settings.what
+        what = what or ("episodes" if isinstance(config, Config) else "update")
+        if what not in ("episodes", "update", "grading"):
+            raise ConfigurationError(f"what: got {what!r}, expected episodes, update or grading")
         # Before any weights are loaded or trained.
         rows = _chosen(run, settings)
         if what == "update":
             result = await _update(run, settings.step)
-        elif isinstance(run.config, Config):
-            result = Result(await _sample(run, rows, settings.split))
-        else:
+        elif not isinstance(config, Config):
             raise ConfigurationError(
-                f"what: got episodes, but a run of {type(run.config).__name__} samples none; "
+                f"what: got {what}, but a run of {type(config).__name__} has no environments; "
                 "expected update"
             )
+        elif what == "grading" or settings.pytest is not None:
+            result = await _grade(run, config, rows, settings)
+        else:
+            result = await _sample(run, config, rows, settings)
         result.origins = run.origins(settings.step, settings.split)
         return result
 
 
-async def _sample(run: RecordedRun, rows: Rows, split: str) -> list[Compared]:
-    compared: list[Compared] = []
+async def _sample(run: RecordedRun, config: Config, rows: Rows, settings: ReplaySettings) -> Result:
+    result, episode, split = Result(), settings.episode, settings.split
     # An asynchronous step has episodes of several versions of the weights.
-    for version, of_version in groupby(rows, lambda row: row["weights_step"]):
+    for version, found in groupby(rows, lambda row: row["weights_step"]):
+        of_version = list(found)
         client = await run.weights_after(version)
         sampler = await client.save_weights_and_get_sampling_client()
-        compared += await sample(run, sampler, list(of_version), split)
-    return compared
+        if settings.tools == "live":
+            part = await sample_live(config, sampler, version, of_version, split, episode)
+            result.others += part.others
+        else:
+            of_version = [row for row in of_version if episode in (None, row["member"])]
+            part = Result(await sample(run, sampler, of_version, split))
+        result.compared += part.compared
+    if settings.tools == "live" and not result.others:
+        result.also.append("prompts, rewards and metrics")
+    return result
+
+
+async def _grade(run: RecordedRun, config: Config, rows: Rows, settings: ReplaySettings) -> Result:
+    group, episode, split = settings.group, settings.episode, settings.split
+    live = settings.tools == "live"
+    if settings.pytest is None:
+        return await grade_again(config, rows, split, live=live, episode=episode)
+    if group is None or episode is None:
+        raise ConfigurationError("pytest: a test is of one episode; give group= and episode=")
+    path = Path(settings.pytest)
+    await write_test(run, rows, episode, split, settings.step, path)
+    # The test fails where the environment grades otherwise today.
+    result = await grade_again(config, rows, split, live=live, episode=episode)
+    result.notes.append(f"wrote {path}; run it with: pytest {path}")
+    return result
 
 
 async def _update(run: RecordedRun, step: int) -> Result:
@@ -95,8 +141,12 @@ async def _update(run: RecordedRun, step: int) -> Result:
 
 
 def _chosen(run: RecordedRun, settings: ReplaySettings) -> Rows:
-    """Returns the rows of the chosen episodes, in the order of their weights."""
-    rows, chosen = run.rows(settings.step, settings.split), {}
+    """Returns the rows of the chosen groups, in the order of their weights.
+
+    Raises:
+        ConfigurationError: There is no such group or episode.
+    """
+    rows = run.rows(settings.step, settings.split)
     for name, column in (("group", "group"), ("episode", "member")):
         wanted = getattr(settings, name)
         if wanted is None:
@@ -108,8 +158,9 @@ def _chosen(run: RecordedRun, settings: ReplaySettings) -> Rows:
             raise ConfigurationError(
                 f"{name}: got {wanted}, expected {known[0]} to {known[-1]} in step {settings.step}"
             )
-        chosen[column] = wanted
-    rows = [row for row in rows if all(row[key] == value for key, value in chosen.items())]
+        # All members of a group may be graded together.
+        if name == "group":
+            rows = [row for row in rows if row[column] == wanted]
     return sorted(rows, key=lambda row: row.get("weights_step", 0))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -18,7 +18,7 @@ from tinker_cookbook.rl.config import Config
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.loop.adjuster import submit_loss
 from tinker_cookbook.rl.loop.importance import RatioStatistics, truncate_importance
-from tinker_cookbook.rl.types import Trajectory
+from tinker_cookbook.rl.types import Trajectory, Transition
 from tinker_cookbook.utils.imports import tinker
 
 _Starts = list[tuple[dict[str, Any], int]]
@@ -28,13 +28,24 @@ _Starts = list[tuple[dict[str, Any], int]]
 async def train_step(run: RecordedRun, client: TrainingClient, step: int) -> list[Compared]:
     """Repeats the update of a step with the recorded advantages."""
     config = _rl_config(run)
-    rows = [row for row in run.rows(step, "train") if row["datum"] is not None]
+    recorded = run.rows(step, "train")
+    turns = {
+        (row["group"], row["member"], row["turn"]): turn
+        for _, found in groupby(recorded, lambda row: (row["group"], row["member"]))
+        for row, turn in _turns(run, list(found))
+    }
+    rows = [row for row in recorded if row["datum"] is not None]
     rows.sort(key=lambda row: (row["datum"], row["turn"]))
     # 1. Make the data of each pass. The loop gets the ratios of all passes of a batch before the
     # first one, in a streaming run those of each pass before it.
     passes = [
-        (numbers, [_datum(run, list(one)) for _, one in groupby(turns, lambda row: row["datum"])])
-        for numbers, turns in groupby(rows, lambda row: (row["optimizer_step"], row["update_pass"]))
+        (
+            numbers,
+            [_datum(turns, list(one)) for _, one in groupby(of_pass, lambda row: row["datum"])],
+        )
+        for numbers, of_pass in groupby(
+            rows, lambda row: (row["optimizer_step"], row["update_pass"])
+        )
     ]
     streams = config.stream_minibatch_config is not None
     data = [datum for _, made in passes for datum, _ in made]
@@ -55,8 +66,8 @@ async def train_step(run: RecordedRun, client: TrainingClient, step: int) -> lis
     for one in steps:
         await one
     # 3. Compare the log-probabilities of the answers.
-    compared, turns = [], [starts for _, made in passes for _, starts in made]
-    for output, starts in zip(outputs, turns, strict=True):
+    compared, starts_D = [], [starts for _, made in passes for _, starts in made]
+    for output, starts in zip(outputs, starts_D, strict=True):
         values = output["logprobs"].to_numpy()
         for row, start in starts:
             answer = np.asarray(row["answer"], np.int32)
@@ -142,9 +153,17 @@ async def _with_ratios(
     ]
 
 
-def _datum(run: RecordedRun, rows: Rows) -> tuple[tinker.Datum, _Starts]:
+def _turns(run: RecordedRun, episode: Rows) -> Iterator[tuple[dict[str, Any], Transition]]:
+    # The prompt of a turn may begin with a part of the turn before, which is in another datum.
+    if episode[0]["turn"] is not None:
+        yield from zip(episode, transitions_of(run.record, episode), strict=True)
+
+
+def _datum(
+    transitions: Mapping[tuple[int, int, int], Transition], rows: Rows
+) -> tuple[tinker.Datum, _Starts]:
     """Returns the datum of turns that extend each other, and where their answers begin in it."""
-    turns = transitions_of(run.record, rows)
+    turns = [transitions[row["group"], row["member"], row["turn"]] for row in rows]
     (datum,) = trajectory_to_data(Trajectory(turns, tinker.ModelInput.empty()), 1.0)
     # Target i is token i + 1; the first prompt is whole, because the datum begins with it.
     starts = [(row, turn.ob.length - 1) for row, turn in zip(rows, turns, strict=True)]

@@ -43,10 +43,11 @@ class RecordedSource(GroupSource):
                 f"max_steps={step} to end before it"
             )
         self._groups = []
-        for index, found in groupby(table.to_pylist(), lambda row: row["group"]):
+        for _, found in groupby(table.to_pylist(), lambda row: row["group"]):
             rows = list(found)
             result, tags = group_of(self._record, rows), json.loads(rows[0]["tags"])
-            self._groups.append(RolloutGroup(step, index, result=result, tags=tags))
+            position = rows[0]["batch"], rows[0]["batch_group"]
+            self._groups.append(RolloutGroup(*position, result=result, tags=tags))
         for place, group in enumerate(self._groups):
             group.substep = place * self._num_substeps // len(self._groups)
         seconds = time.monotonic() - began

@@ -248,6 +248,10 @@ class Config(TrainingConfig):
         known = {name: run[name] for name in chz.chz_fields(kind).keys() & run.keys()}
         return kind(**known | settings)
 
+    def data_builder(self) -> RLDatasetBuilder:
+        """Returns the builder of the data of a resolved config."""
+        return self.dataset_builder
+
     def recommended_rate(self) -> float:
         """Returns a quarter of ``get_lr``: 3.3e-4 for the demo model, 7e-5 for Llama 8B."""
         # Less than for supervised training, because rewards are noisier than target texts.

@@ -75,7 +75,7 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
         ConfigurationError: A setting cannot work; nothing was loaded or sampled.
     """
     async with prepared(config) as config:
-        await run(config, config.dataset_builder, partial(_kl_penalty, config), rollout_executor)
+        await run(config, config.data_builder(), partial(_kl_penalty, config), rollout_executor)
 
 
 async def _kl_penalty(config: Config, session: TrainingSession) -> AdvantageAdjuster | None:

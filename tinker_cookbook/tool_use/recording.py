@@ -14,11 +14,13 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from tinker_cookbook.exceptions import DataFormatError
+from tinker_cookbook.exceptions import DataError, DataFormatError
 from tinker_cookbook.renderers import Message, ToolCall
 from tinker_cookbook.rl.rollouts.place import current_place
 from tinker_cookbook.run.jsonl import append_row
@@ -54,13 +56,7 @@ class ToolJournal:
         # With other settings, the model may make a different call at the same position.
         if (row["tool"], row["arguments"]) != (call.function.name, call.function.arguments):
             return None
-        result = row["result"]
-        return ToolResult(
-            [Message(**message) for message in result["messages"]],
-            result["should_stop"],
-            result["metrics"],
-            result["metadata"],
-        )
+        return _result_of(row["result"])
 
     def add(self, place: str, call: ToolCall, result: ToolResult) -> None:
         """Appends a result; raises ``TrainingError`` if the file cannot be written.
@@ -108,6 +104,44 @@ class ToolJournal:
         self._lines[place] = (self._read_to, len(line))
 
 
+def _result_of(row: Mapping[str, Any]) -> ToolResult:
+    messages = [Message(**message) for message in row["messages"]]
+    return ToolResult(messages, row["should_stop"], row["metrics"], row["metadata"])
+
+
+_replayed: ContextVar[tuple[Sequence[Sequence[Mapping[str, Any]]] | None] | None] = ContextVar(
+    "replayed_tool_calls", default=None
+)
+
+
+@contextmanager
+def replayed_calls(calls: Sequence[Sequence[Mapping[str, Any]]] | None) -> Iterator[None]:
+    """Sets the results of tools in replayed episodes: the recorded calls of each member of the
+    group (``ToolEpisode.rows``), or ``None``: the tools run."""
+    token = _replayed.set((calls,))
+    try:
+        yield
+    finally:
+        _replayed.reset(token)
+
+
+def _replayed_result(calls: Sequence[Mapping[str, Any]], index: int, call: ToolCall) -> ToolResult:
+    """Returns the recorded result; raises ``DataError`` if this call was not recorded."""
+    made = call.function.name, call.function.arguments
+    if index >= len(calls):
+        raise DataError(
+            f"tool {made[0]}: the result of call {index} ({made[1]}) was not recorded, since the "
+            f"recorded episode has {len(calls)} calls; tools=live runs it"
+        )
+    row = calls[index]
+    if made != (row["name"], row["arguments"]):
+        raise DataError(
+            f"tool {made[0]}: call {index} has the arguments {made[1]}, but the recorded one is "
+            f"{row['name']}({row['arguments']}); tools=live runs it"
+        )
+    return _result_of(row)
+
+
 _journals: dict[str, ToolJournal] = {}
 
 
@@ -124,9 +158,16 @@ async def recorded(
     """Returns the recorded result of call ``index`` of the current episode, or runs and records it.
 
     Outside a training run, and for tools that are not recorded, the call is only run. An
-    unavailable tool is not recorded: a resumed run tries it again.
+    unavailable tool is not recorded: a resumed run tries it again. In a replay the results are
+    those of ``replayed_calls``.
     """
     place = current_place()
+    if (replayed := _replayed.get()) is not None and place is not None:
+        (calls,) = replayed
+        if calls is None:
+            return await run()
+        # The position ends with the member of the group, and its attempt.
+        return _replayed_result(calls[int(place.position[3])], index, call)
     if tool is None or place is None or not settings_of(tool).record:
         return await run()
     journal = journal_of(place.log_path)

@@ -144,7 +144,9 @@ class Reporter:
         entries = []
         for index, one in enumerate(groups):
             advantages = None if one.advantages is None else one.advantages.tolist()
-            entries.append(RecordedGroup(index, one.group, one.tags, advantages, one.log))
+            entries.append(
+                RecordedGroup(index, one.group, one.tags, advantages, one.log, one.position)
+            )
         record = self._session.step_record
         record.submit(partial(self._files.write, step, "train", entries))
         record.write(step + 1, "train", partial(turn_table, entries, data, record.images))

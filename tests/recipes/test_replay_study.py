@@ -1,0 +1,72 @@
+"""Recorded runs of recipes, of which random groups are sampled again: all are identical.
+
+Costs about 30 s for each recipe. ``docs/replay.md`` has the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from recipe_runs import RecipeRuns
+
+from tinker_cookbook.record.read import open_record
+from tinker_cookbook.replay.command import ReplaySettings, compare
+
+pytestmark = pytest.mark.slow
+
+REPLAYS = 20
+ON_STORIES = "groups_per_batch=4 group_size=4 max_tokens=12 learning_rate=0.003"
+RECIPES = {
+    "recipes.rl_basic": f"{ON_STORIES} max_steps=6 save_every=3",
+    "recipes.preference.shorter.train": (
+        "groups_per_batch=4 max_tokens=16 learning_rate=0.003 max_steps=6 save_every=4 "
+        "test_group_size=2"
+    ),
+    "recipes.distillation.on_policy_distillation": f"{ON_STORIES} max_steps=6 save_every=3",
+    # Asynchronous, several turns.
+    "recipes.multiplayer_rl.guess_number.train": (
+        f"{ON_STORIES} max_steps=6 save_every=3 max_steps_off_policy=2"
+    ),
+    # Calls of tools; two optimizer steps a batch.
+    "recipes.tool_use.train": (
+        "model_name=tiny renderer_name=qwen3_instruct groups_per_batch=4 group_size=4 "
+        "max_steps=6 save_every=3 num_substeps=2"
+    ),
+    # Pictures.
+    "recipes.vision_rl.train": (
+        "model_name=tiny renderer_name=none groups_per_batch=4 group_size=4 max_steps=6 "
+        "save_every=3"
+    ),
+}
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_random_groups_are_identical(recipe, stories_model, tmp_path, monkeypatch):
+    runs = RecipeRuns(tmp_path, stories_model, recipe, f"backend=local {RECIPES[recipe]}")
+    words = [word for word in runs.words("run") if word != "renderer_name=none"]
+    done = runs.execute([recipe, *words])
+    assert done.returncode == 0, done.stderr[-3000:]
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", runs.environment()["TINKER_COOKBOOK_HOME"])
+    folder = Path(runs.folder / "run")
+    record = open_record(folder)
+    pairs = {
+        (step, group)
+        for step, splits in record.steps().items()
+        if "train" in splits
+        for group in record.table(step, columns=["group"])["group"].to_pylist()  # type: ignore[index]
+    }
+    chosen = random.Random(39).sample(sorted(pairs), min(REPLAYS, len(pairs)))
+    turns = tokens = 0
+    for step, group in chosen:
+        result = asyncio.run(compare(ReplaySettings(run=str(folder), step=step, group=group)))
+        assert result.compared
+        assert result.identical, (step, group, list(result.lines()))
+        turns += len(result.compared)
+        tokens += sum(len(one.tokens[0]) for one in result.compared)
+    print(f"{recipe}: {len(chosen)} replays, {turns} turns, {tokens} tokens", file=sys.stderr)
+    update = asyncio.run(compare(ReplaySettings(run=str(folder), step=6, what="update")))
+    assert update.identical, list(update.lines())
