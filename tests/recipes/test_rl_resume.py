@@ -11,6 +11,7 @@ import shlex
 import signal
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from recipe_runs import REPO, RecipeRuns, finish, last_of_each, wait_for
 
@@ -22,6 +23,7 @@ JSON_LOGGER = "tinker_cookbook.run.loggers:append_row"
 STORE_RENAME = "tinker_cookbook.engine.checkpoints.files:replace_folder"
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 QUEUE = "tinker_cookbook.rl.loop.async_source:write_queue"
+RECORD = "tinker_cookbook.record.files:write_atomically"
 EVALUATE = "tinker_cookbook.training.session:run_evaluators"
 GROUP_DONE = "tinker_cookbook.rl.loop.sources:RolloutWorker.count"
 
@@ -31,6 +33,7 @@ KILL_POINTS = [
     pytest.param(JSON_LOGGER, 5, "after", id="between a row and its checkpoint"),
     pytest.param(STORE_RENAME, 2, "after", id="before a line"),
     pytest.param(EVALUATE, 3, "before", id="at the last evaluation"),
+    pytest.param(RECORD, 4, "before", id="before a file of the record"),
 ]
 
 
@@ -78,6 +81,15 @@ def test_killed_and_resumed_equals_never_killed(runs, request, point, count, whe
     name = request.node.callspec.id.replace(" ", "-")
     runs.check_killed_and_resumed(name, point, count, when)
     assert transcripts(runs, name) == transcripts(runs, "straight")
+    assert recorded(runs, name) == recorded(runs, "straight")
+
+
+def recorded(runs: StoryRuns, name: str) -> dict[str, list]:
+    """The rows of each file of the record."""
+    folder = runs.folder / name / "record"
+    return {
+        path.name: pq.read_table(path).to_pylist() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 def transcripts(runs: StoryRuns, name: str) -> dict[str, str]:

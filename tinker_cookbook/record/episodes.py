@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from tinker_cookbook.record.images import ImageFiles
 from tinker_cookbook.record.schema import IMAGE, turn_schema
-from tinker_cookbook.rl.report.episode_rows import json_value
+from tinker_cookbook.rl.report.episode_rows import json_text_of
 from tinker_cookbook.rl.types import Observation, Trajectory, TrajectoryGroup
-from tinker_cookbook.run.jsonl import encode_row
 from tinker_cookbook.utils.logtree import Trace
 
 if TYPE_CHECKING:
@@ -102,19 +101,19 @@ def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
     import pyarrow as pa
 
-    if not any(isinstance(value, np.ndarray) for value in values):
-        if pa.types.is_dictionary(kind):
-            return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
+    parts = [value for value in values if value is not None]
+    if not parts:
+        return pa.nulls(len(values), kind)
+    if not pa.types.is_list(kind) or pa.types.is_struct(kind.value_type):
         return pa.array(values, kind)
     # Token arrays are joined by numpy, without a Python object for each token.
     dtype = kind.value_type.to_pandas_dtype()
-    parts = [np.asarray(value, dtype) for value in values if value is not None]
     offsets = np.cumsum([0, *(0 if value is None else len(value) for value in values)])
-    missing = np.array([value is None for value in values])
+    missing = [value is None for value in values] if len(parts) < len(values) else None
     return pa.ListArray.from_arrays(
         pa.array(offsets, pa.int32()),
-        pa.array(np.concatenate(parts), kind.value_type),
-        mask=pa.array(missing) if missing.any() else None,
+        pa.array(np.concatenate(parts, dtype=dtype, casting="unsafe"), kind.value_type),
+        mask=None if missing is None else pa.array(missing, pa.bool_()),
     )
 
 
@@ -210,11 +209,12 @@ def tokens_of(observation: Observation, files: ImageFiles) -> tuple[Tokens, list
 def common_prefix(first: Tokens, second: Tokens) -> int:
     """Returns the number of equal tokens at the start of both."""
     shorter = min(len(first), len(second))
+    if not shorter:
+        return 0
     differ = np.flatnonzero(first[:shorter] != second[:shorter])
     return int(differ[0]) if len(differ) else shorter
 
 
 def json_text(value: Mapping[str, Any]) -> str | None:
-    """Returns a mapping as JSON, NaN and infinity as in ``metrics.jsonl``; ``None`` for an empty
-    one."""
-    return encode_row(json_value(value)).decode().rstrip() if value else None
+    """Returns a mapping as JSON, ``None`` for an empty one; see ``json_text_of``."""
+    return json_text_of(value) if value else None

@@ -34,7 +34,7 @@ def turn_schema() -> pa.Schema:
     import pyarrow as pa  # 0.2 s of CPU
 
     tokens, numbers = pa.list_(pa.int32()), pa.list_(pa.float32())
-    text = pa.dictionary(pa.int32(), pa.string())
+    text = pa.string()
     return pa.schema(
         [
             # Where the turn is.

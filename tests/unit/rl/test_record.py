@@ -88,11 +88,14 @@ def test_texts_of_tokens_need_no_tokenizer(recorded, stories_model):
     assert "".join(map(str, map(texts.get, turn["answer"]))).strip() == str(expected).strip()
 
 
-def test_a_file_without_its_end_is_absent(recorded, tmp_path):
+def test_a_file_without_its_end_is_absent_and_removed_by_the_next_run(recorded, tmp_path):
     whole = (recorded[0] / "record" / "step_000001.train.parquet").read_bytes()
     (tmp_path / "record").mkdir()
     (tmp_path / "record" / "step_000001.train.parquet").write_bytes(whole[:-100])
+    (tmp_path / "record" / ".step_000002.train.parquet.7.tmp").write_bytes(whole[:-100])
     assert open_record(tmp_path).table(1) is None
+    with RecordWriter(tmp_path):
+        assert list((tmp_path / "record").iterdir()) == []
 
 
 @pytest.mark.parametrize(("level", "tokens"), [("summary", False), ("off", None)])

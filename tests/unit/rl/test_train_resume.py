@@ -43,6 +43,7 @@ def a_group(index: int = 0) -> RolloutGroup:
         reward_without_turn=0.25,
         metrics={"best": math.inf},
         logs={"why": "x"},
+        messages='[{"role": "user", "content": "Hi"}]',
         seconds={"sampling": 0.5},
     )
     group = TrajectoryGroup(
@@ -66,6 +67,8 @@ def test_a_group_comes_back_as_it_was(tmp_path):
         assert (got.batch, got.tags, got.seconds) == (3, ["math", "easy"], 1.25)
         # NaN equals nothing, so it is compared as text.
         assert repr(got.group) == repr(expected.group)
+        before, after = (g.trajectories_G[0].messages for g in (expected.group, got.group))
+        assert after == before
         assert got.group.get_total_rewards() == expected.group.get_total_rewards()
 
 

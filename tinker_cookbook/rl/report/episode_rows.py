@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tinker_cookbook.rl.types import TrajectoryGroup
+from tinker_cookbook.run.jsonl import encode_row
 
 SCHEMA_VERSION = 1
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def episode_row(
@@ -50,6 +54,19 @@ def episode_row(
     }
     # Metrics and logs of an environment may hold values without a JSON form.
     return json_value(row)
+
+
+def json_text_of(value: Mapping[str, Any] | list[Mapping[str, Any]]) -> str:
+    """Returns JSON text; NaN and infinity as in ``metrics.jsonl``, see ``run.jsonl``."""
+    try:
+        # Much faster than the conversion, which few values need.
+        text = _encode(value)
+        text.encode()  # raises for a lone surrogate, which the conversion escapes
+        return text
+    except (TypeError, ValueError):
+        if isinstance(value, list):
+            return f"[{','.join(map(json_text_of, value))}]"
+        return encode_row(json_value(value)).decode().rstrip()
 
 
 def json_value(value: Any) -> Any:

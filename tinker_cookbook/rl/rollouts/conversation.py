@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tinker_cookbook.rl.report.episode_rows import json_value
-from tinker_cookbook.run.jsonl import encode_row
+from tinker_cookbook.rl.report.episode_rows import json_text_of
 
 
 def conversation_of(env: Any) -> tuple[str, str]:
@@ -47,5 +46,4 @@ def _plain_message(message: Any) -> dict[str, Any]:
 
 
 def _list_text(items: Iterable[Mapping[str, Any]]) -> str:
-    texts = [encode_row(json_value(item)).decode().rstrip() for item in items]
-    return f"[{','.join(texts)}]" if texts else ""
+    return json_text_of(found) if (found := list(items)) else ""
