@@ -17,7 +17,6 @@ iteration and without ``trace_init`` both cost two look-ups and record nothing.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import functools
 import inspect
 import json
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tinker_cookbook.leaves import load_leaf
+from tinker_cookbook.run.jsonl import append_row
 from tinker_cookbook.run.loggers import RunStore
 
 __all__ = [
@@ -86,41 +86,30 @@ class TraceEvent:
 
 
 class TraceCollector:
-    """Writes trace events to a file by a background thread.
+    """Writes trace events to a file.
 
     In the format a "process" is a group of tracks and a "thread" is a track. Here a group is a
     thread of this process, and a track is an asyncio task on it, or its code outside of any.
 
     Args:
-        flush_interval_sec: Longest time that an event stays in memory.
+        flush_interval_sec: Of the official cookbook. It is not used: each event is written at once.
         output_file: The file; events are appended, so a resumed run continues it.
     """
 
     def __init__(
         self, flush_interval_sec: float = 1.0, output_file: str = "trace_events.jsonl"
     ) -> None:
-        self._file = Path(output_file).open("a", encoding="utf-8")  # noqa: SIM115 (closed by shutdown)
+        # A buffer of one line, so that a killed process has written all of its events.
+        self._file = Path(output_file).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115
         self._lock = threading.Lock()
-        self._waiting: list[TraceEvent] = []
         # Small numbers: viewers do not group well by the large ids of the operating system.
         self._groups: dict[int, int] = {}
         self._tracks: dict[tuple[int, str], int] = {}
-        self._closed = threading.Event()
-        self._interval = flush_interval_sec
-        self._writer = threading.Thread(target=self._write_on, name="trace-writer", daemon=True)
-        self._writer.start()
-        atexit.register(self.shutdown)
 
     def shutdown(self) -> None:
-        """Writes the remaining events. A second call does nothing."""
-        if self._closed.is_set():
-            return
-        # The thread ends before the last flush, so that two threads never write at once.
-        self._closed.set()
-        self._writer.join(timeout=5.0)
-        self._flush()
-        self._file.close()
-        atexit.unregister(self.shutdown)
+        """Closes the file; later events are dropped."""
+        with self._lock:
+            self._file.close()
 
     def add(
         self,
@@ -135,8 +124,10 @@ class TraceCollector:
 
         ``at`` is in seconds of ``time.perf_counter``; ``args`` are attributes of the span.
         """
-        # Threads and tasks add events while the writer removes them.
         with self._lock:
+            # A thread may outlive the trace.
+            if self._file.closed:
+                return
             # The names of groups and tracks are events too, which come before their first span.
             group = self._groups.get(thread.ident or 0)
             if group is None:
@@ -147,24 +138,14 @@ class TraceCollector:
                 number = self._tracks[group, track] = len(self._tracks) + 1
                 self._name("thread_name", group, number, track)
             attributes = {"track": track, "thread": thread.name, **args}
-            event = TraceEvent(name, phase, group, number, at * 1e6, attributes, "async")
-            self._waiting.append(event)
+            self._write(TraceEvent(name, phase, group, number, at * 1e6, attributes, "async"))
 
     def _name(self, kind: str, group: int, track: int, name: str) -> None:
-        event = TraceEvent(kind, EventType.METADATA, group, track, 0, {"name": name})
-        self._waiting.append(event)
+        self._write(TraceEvent(kind, EventType.METADATA, group, track, 0, {"name": name}))
 
-    def _write_on(self) -> None:
-        while not self._closed.wait(self._interval):
-            self._flush()
-
-    def _flush(self) -> None:
-        with self._lock:
-            # Encoded and written outside of the lock, so that spans do not wait for the disk.
-            events, self._waiting = self._waiting, []
+    def _write(self, event: TraceEvent) -> None:
         # Attributes may be anything; what JSON does not know is written as text.
-        self._file.writelines(json.dumps(event.to_dict(), default=str) + "\n" for event in events)
-        self._file.flush()
+        self._file.write(json.dumps(event.to_dict(), default=str) + "\n")
 
 
 @dataclass(frozen=True)
@@ -269,15 +250,12 @@ class IterationWindow:
 
     def write_spans_jsonl(self, path: Path | str, step: int) -> None:
         """Appends ``{"step": …, "spans": […]}`` to a file, if there are spans."""
-        spans = self.get_span_dicts()
-        if spans:
-            with Path(path).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, "spans": spans}) + "\n")
+        if spans := self.get_span_dicts():
+            append_row(path, {"step": step, "spans": spans})
 
     def save_timing(self, step: int, *, store: RunStore | None) -> None:
         """Writes the spans of a step to the store of the run, if there is one."""
-        spans = self.get_span_dicts()
-        if store is not None and spans:
+        if store is not None and (spans := self.get_span_dicts()):
             store.write_timing_spans(step, spans)
 
     def _copy(self) -> list[SpanRecord]:
@@ -318,10 +296,6 @@ _file: TraceCollector | None = None
 
 def trace_init(flush_interval_sec: float = 1.0, output_file: str = "trace_events.jsonl") -> None:
     """Writes the spans of this process to a file from now on; events are appended.
-
-    Args:
-        flush_interval_sec: Longest time that a span stays in memory.
-        output_file: The file.
 
     Raises:
         OSError: The file cannot be written.
