@@ -105,6 +105,9 @@ def examples(path: Path, rows: Rows) -> dict[str, Any]:
         ids = [*row["tokens"], *(row["targets"][-width:][:1] if row["targets"] else [])]
         tokens.update(ids)
         one = {"datum": row["datum"], "tokens": ids, "images": row["images"]}
+        if row.get("pair") is not None:
+            one |= {name: row[name] for name in ("pair", "chosen")}
+            one |= {name: number(row[name]) for name in ("reward", "margin")}
         if width == 1:
             one |= {name: rounded(row[name]) for name in ("weights", "logprobs")}
         found.append(one)
@@ -164,6 +167,7 @@ def _turn(row: Mapping[str, Any]) -> dict[str, Any]:
         "logprobs": rounded(row.get("logprobs")),
         "trainer": rounded(row.get("trainer_logprobs")),
         "advantages": rounded(row.get("advantages")),
+        "reference": rounded(row.get("reference_logprobs")),
         "entropy": rounded(row.get("entropy")),
         "masked": row["masked"],
         "datum": row["datum"],

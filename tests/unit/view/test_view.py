@@ -239,13 +239,13 @@ def problem_of(folder) -> str:
     return table["problem"].to_pylist()[0]
 
 
-def test_ten_thousand_episodes_open_within_a_second(tmp_path, browser):
-    write_run(tmp_path / "runs" / "big", steps=10, groups=500)
-    report = write_report(tmp_path / "runs", tmp_path / "report.html")
-    browser.open(report.as_uri())
-    begin = time.monotonic()
-    shown(browser, "run=big&tab=episodes&step=7&split=train", "1000 of 1000 episodes")
-    assert time.monotonic() - begin < 5.0  # 0.5 s on an idle machine
+def test_ten_thousand_episodes_of_a_step_open_within_a_second(tmp_path, browser):
+    write_run(tmp_path / "runs" / "big", steps=1, groups=5000)
+    with served(tmp_path / "runs") as url:
+        browser.open(url)
+        begin = time.monotonic()
+        shown(browser, "run=big&tab=episodes", "10000 of 10000 episodes")
+    assert time.monotonic() - begin < 10.0  # 1 s on an idle machine
 
 
 def test_the_server_reads_and_needs_its_key(tmp_path):

@@ -12,7 +12,7 @@ async function commonProblems(runs, step, split) {
   if (!rows.length) return note("At this step these runs have no problem in common. Evaluations on one test set have.");
   const most = Math.max(1e-9, ...rows.flatMap((row) => row.rewards.map(Math.abs)));
   return [quiet(`${rows.length} problems that these runs have in common, the largest difference first`), table(["end of the prompt", ...runs.map((run) => `#${run.title}`), ""],
-    rows.slice(0, 500).map((row) => [make("div", { class: "preview end wide" }, row.prompt), ...row.rewards.map((reward) => make("span", { class: "dots" }, chip(reward, most, {}))), make("a", { href: link({ problem: row.key }) }, "answers")]))];
+    rows.slice(0, 500).map((row) => [make("div", { class: "preview end wide" }, row.prompt.trim()), ...row.rewards.map((reward) => make("span", { class: "dots" }, chip(reward, most, {}))), make("a", { href: link({ problem: row.key }) }, "answers")]))];
 }
 
 async function problemView(runs, problem) {

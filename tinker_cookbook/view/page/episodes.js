@@ -45,17 +45,17 @@ async function groupsView(run, place, episodes) {
   const most = Math.max(...episodes.map((one) => Math.abs(one.reward) || 0), 1e-9);
   const different = (read) => ["", ...new Set(episodes.flatMap(read))].map((value) => [value, value || "all"]);
   const prompts = new Map(episodes.filter((one) => one.prompt).map((one) => [one.group, one.prompt]));
-  const cells = rows.slice(0, 500).map(({ number, members }) => [
+  const cells = rows.slice(0, 200).map(({ number, members }) => [
     [make("a", { href: link({ group: number, ...place, name: null }) }, `${number}`), make("div", { class: "quiet" }, members[0].tags.join(" "))],
     make("span", { class: "dots" }, members.map((one) => chip(one.reward, most, { href: link({ group: number, step: place.step, split: place.split, member: one.member }), title: `member ${one.member}: ${one.stop}` }))),
     [...new Set(members.map((one) => one.stop))].join(", "), short(Math.round(mean(members.map((one) => one.tokens)))),
-    make("div", { class: "preview end" }, (prompts.get(number) || "").slice(-90)), make("div", { class: "preview" }, members[0].text),
+    make("div", { class: "preview end" }, (prompts.get(number) || "").slice(-90).trim()), make("div", { class: "preview" }, members[0].text),
     make("a", { href: link({ problem: members[0].problem, group: null }) }, "over steps")]);
   const limit = (label, name) => control(label, make("input", { type: "number", step: "any", value: settings[name] ?? "", oninput: keep(name) }));
   return [bar(search("text", "search whole texts"), choice("stop", "stop", different((one) => one.stop)), different((one) => one.tags).length > 2 ? choice("tag", "tag", different((one) => one.tags)) : null,
     limit("reward ≥", "low"), limit("reward ≤", "high"), choice("order", "order", ["group", "lowest reward", "highest reward", "largest spread"]),
     quiet(`${wanted.length} of ${episodes.length} episodes`)),
-  table(["group", "rewards", "stop", "#tokens", "end of the prompt", "first answer", ""], cells), first(500, rows.length)];
+  table(["group", "rewards", "stop", "#tokens", "end of the prompt", "first answer", ""], cells), first(200, rows.length)];
 }
 
 async function groupView(run, place, number) {

@@ -80,7 +80,7 @@ async function sweepView() {
     return [make("a", { href: link({ run: prefix + row.run, tab: "curves" }, {}) }, row.run), ...swept.map((key) => short(row[key])), [row.run === best ? make("b", {}, "best ") : null, short(row.value)], short(row.step), clock(row.seconds / 60), make("span", { class: `badge ${state}` }, state)];
   });
   return [make("header", {}, make("h1", {}, name), make("nav", {}, make("a", { href: "#list=sweeps" }, "All sweeps"), make("a", { href: link({ run: rows.map((row) => prefix + row.run).filter((one) => states.has(one)).slice(0, 8).join("|"), tab: "curves" }, {}) }, "Curves of its runs"))),
-    make("main", {}, problem ? note(problem) : null, caution ? quiet(caution) : null,
+    make("main", {}, problem ? note(problem) : null, caution ? note(caution) : null,
       series.length ? make("div", { class: "charts" }, make("figure", {}, make("figcaption", {}, make("span", {}, `${metric} by ${x}`)), chart(series, `${metric} by ${x}`, { x, logX: wide, dots: true }), series.length > 1 ? make("div", { class: "legends" }, series.map((one) => legend(one.i, one.label))) : null)) : null,
       table(["run", ...sortTitles(columns)], cells))];
 }

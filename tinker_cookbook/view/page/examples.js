@@ -8,7 +8,7 @@ function examplesView({ examples, tokens }) {
       const weights = one.weights || [], logprobs = one.logprobs || [];
       const total = weights.reduce((sum, weight) => sum + Math.abs(weight), 0);
       const loss = weights.reduce((sum, weight, i) => sum - weight * (logprobs[i] || 0), 0) / (total || 1);
-      return make("section", { class: "episode" }, make("h3", {}, `example ${one.datum}`, logprobs.length ? make("span", {}, `loss ${short(loss)}`) : null, quiet(`${one.tokens.length} tokens`)),
+      return make("section", { class: "episode" }, make("h3", {}, one.pair === undefined ? `example ${one.datum}` : `pair ${one.pair}, ${one.chosen ? "chosen" : "rejected"}`, one.pair === undefined ? null : make("span", {}, `reward ${short(one.reward)}, margin ${short(one.margin)}`), logprobs.length ? make("span", {}, `loss ${short(loss)}`) : null, quiet(`${one.tokens.length} tokens`)),
         pieces(one.tokens, tokens, "tokens", (span, i) => {
           // Position i - 1 predicts token i.
           const weight = weights[i - 1] ?? 0, logprob = logprobs[i - 1];

@@ -61,6 +61,6 @@ function runsTable(runs) {
 function head(title, tab, runs = []) {
   const items = Object.entries(TABS).filter(([name, [, , several, some]]) => runs.length === 1 ? !some || runs[0].has.includes(name) : several).map(([name, [label]]) =>
     make("a", { href: link({ run: state().run ?? runs[0].name, tab: name }, {}), "aria-current": name === tab ? "page" : null }, label));
-  return make("header", {}, make("h1", {}, title), runs.length === 1 && runs[0].state ? [make("span", { class: `badge ${runs[0].state}` }, runs[0].state), quiet([runs[0].recipe, runs[0].model].filter(Boolean).join(" · "))] : null,
+  return make("header", {}, make("h1", {}, title), runs.length === 1 && runs[0].state && runs[0].step !== null ? [make("span", { class: `badge ${runs[0].state}` }, runs[0].state), quiet([runs[0].recipe, runs[0].model].filter(Boolean).join(" · "))] : null,
     state().only ? null : make("nav", {}, make("a", { href: "#list=runs" }, "All runs"), runs.length ? items : null));
 }
