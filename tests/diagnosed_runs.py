@@ -352,6 +352,7 @@ _METRICS = READ | {
     "env/all/by_group/frac_all_good", "env/all/by_group/frac_all_bad", "env/all/format",
     "env/all/by_group/frac_same_text", "env/all/by_group/size", "env/all/frac_untrained",
     "env/all/total_turns", "optim/num_steps", "parse_error", "progress/batch", "num_sequences",
+    "progress", "progress/done_frac",
 }  # fmt: skip
 _SETTINGS = (
     "recipe_name", "learning_rate", "num_epochs", "warmup_steps", "max_tokens", "temperature",

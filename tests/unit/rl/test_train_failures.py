@@ -156,18 +156,18 @@ def test_finished_groups_are_logged_before_an_error(stories_model, tmp_path, mon
 
 def test_equal_rewards_train_nothing_and_warn(stories_model, tmp_path, caplog):
     config = story_config(
-        stories_model, tmp_path, {"num_batches": 2, "reward_for": "constant"}, save_every=1
+        stories_model, tmp_path, {"num_batches": 3, "reward_for": "constant"}, save_every=1
     )
     with caplog.at_level(logging.WARNING):
         found = run(config)
-    assert [row["step"] for row in found] == [1, 2]
+    assert [row["step"] for row in found] == [1, 2, 3]
     for row in found:
         assert row["optim/num_steps"] == 0
         assert row["tokens/trained"] == 0
         assert row["env/all/by_group/frac_all_bad"] == 1.0
         assert row["optim/entropy"] > 0
         assert "optim/kl_sample_train_v1" not in row
-    assert any("step 1:" in record.message for record in caplog.records)
+    assert any("step 3: cut_off (steps 1 to 3)" in record.message for record in caplog.records)
     # B of a fresh LoRA adapter is zero, and stays so.
     assert all(not t.any() for name, t in adapter(tmp_path).items() if "lora_B" in name)
 

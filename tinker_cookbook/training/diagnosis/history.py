@@ -123,3 +123,7 @@ class History:
     def held_out(self) -> Series:
         """Loss on held-out data."""
         return self(*HELD_OUT)
+
+
+Found = tuple[int, str] | None
+"""First step of a cause and its text, if it holds."""

@@ -9,8 +9,8 @@ from statistics import mean, median
 
 import numpy as np
 
+from tinker_cookbook.training.diagnosis.equal_rewards import no_signal, rule_of
 from tinker_cookbook.training.diagnosis.history import (
-    BAD,
     CUT,
     DUPLICATES,
     ENTROPY,
@@ -22,121 +22,28 @@ from tinker_cookbook.training.diagnosis.history import (
     MIXED,
     RANGE,
     REWARD,
-    SAME,
     STALE,
     STEPS,
     TEACHER,
     TEST_REWARD,
     TREND,
     UNTRAINED,
+    Found,
     History,
     Series,
 )
 
-Found = tuple[int, str] | None
-"""First step of a cause and its text, if it holds."""
 
-
-def _no_signal(row: Mapping[str, float]) -> bool:
-    """Returns whether hardly any group has different rewards; a teacher gives another signal."""
-    # One in ten: a batch of 64 may have a few by chance and still learn nothing.
-    return TEACHER not in row and row.get(MIXED, 1.0) <= 0.1
-
-
-def _nothing_learned(condition: Callable[[History], str | None]) -> Callable[[History], Found]:
-    """Returns the rule of a cause for which the rewards of groups are equal."""
+def _in_steps(
+    holds: Callable[[Mapping[str, float]], bool], text: str
+) -> Callable[[History], Found]:
+    """Returns the rule of a cause that the rows of a few steps show."""
 
     def rule(run: History) -> Found:
-        steps = run.streak(_no_signal)
-        if len(steps) < STEPS or (text := condition(run)) is None:
-            return None
-        return steps[0], f"{text}, so all samples of a group get the same reward"
+        steps = run.streak(holds)
+        return (steps[0], text) if len(steps) >= STEPS else None
 
     return rule
-
-
-def _all_masked(run: History) -> Found:
-    steps = run.streak(lambda row: row.get(UNTRAINED, 0.0) > 0.99)
-    if len(steps) < STEPS:
-        return None
-    return steps[0], "No answer is trained on: each is empty, or masked because it is malformed"
-
-
-def _no_turn(run: History) -> Found:
-    steps = run.streak(lambda row: row.get("env/all/total_turns") == 0)
-    if len(steps) < STEPS:
-        return None
-    return steps[0], "No episode has an answer: the first prompts are too long, or rollouts failed"
-
-
-def _group_of_one(run: History) -> Found:
-    steps = run.streak(lambda row: TEACHER not in row and row.get("env/all/by_group/size") == 1)
-    if len(steps) < STEPS or run.config.get("kl_penalty_coef"):
-        return None
-    return steps[0], "Groups have one sample, which cannot be compared with others"
-
-
-def _teacher_agrees(run: History) -> Found:
-    steps = run.streak(lambda row: TEACHER in row and row.get("optim/num_steps") == 0)
-    if len(steps) < STEPS:
-        return None
-    return steps[0], "Teacher and student give every token the same probability"
-
-
-def _same_text(run: History) -> str | None:
-    return "The samples of a group are the same text" if run.mean_of(SAME) >= 0.5 else None
-
-
-def _all_good(run: History) -> str | None:
-    if run.mean_of(GOOD) < 0.9:
-        return None
-    if run(MIXED).start <= 0.1:
-        return "Every answer was right from the start"
-    # To have learned the problems is a success; to go on for long is not.
-    return "The problems are solved" if len(run.streak(_no_signal)) >= TREND else None
-
-
-def _cut_off(run: History) -> str | None:
-    # Half: the others would show in mixed groups if the length did not matter.
-    share = run.mean_of(CUT) if _mostly_bad(run) else 0.0
-    return f"{share:.0%} of the answers are cut off at max_tokens" if share >= 0.5 else None
-
-
-def _empty(run: History) -> str | None:
-    # One token is only the end.
-    return "The answers are empty" if _mostly_bad(run) and run.mean_of(LENGTH) <= 1.5 else None
-
-
-def _bad_format(run: History) -> str | None:
-    # ``format`` is a metric of each problem that checks it, ``parse_error`` only of failed turns.
-    formats = [row["env/all/format"] for row in run.rows if "env/all/format" in row][-STEPS:]
-    share = max(run.mean_of("parse_error"), 1 - mean(formats) if formats else 0.0)
-    wrong = share >= 0.5 and _mostly_bad(run)
-    return f"{share:.0%} of the answers cannot be parsed or have not the format" if wrong else None
-
-
-def _one_reward(run: History) -> str | None:
-    last = {row.get(REWARD) for row in [*run.rows][-STEPS:]}
-    # 0 and 1 also come from a grader that works, and so does a reward that was learned.
-    if len(last) > 1 or last <= {0.0, 1.0, None} or run(MIXED).start > 0.1:
-        return None
-    if max(run.mean_of(GOOD), run.mean_of(BAD)) < 1:
-        return None
-    return f"Every answer gets the reward {last.pop():.3g}"
-
-
-def _mostly_bad(run: History) -> bool:
-    return run.mean_of(BAD) >= 0.9
-
-
-def _all_bad(run: History) -> str | None:
-    return "All answers are wrong" if _mostly_bad(run) else None
-
-
-def _all_constant(run: History) -> str | None:
-    if max(run.mean_of(GOOD), run.mean_of(BAD)) >= 0.9:
-        return None
-    return "Each problem is too easy or too hard for all of its samples"
 
 
 def _stale(run: History) -> Found:
@@ -210,11 +117,11 @@ def _broken_policy(run: History) -> Found:
     # A quarter: between batches the entropy of the same policy differs by a twentieth.
     moved = abs(math.log(max(entropy.end, 1e-9) / max(entropy.values[0], 1e-9))) > 0.25
     fell = best - now > max(0.3 * abs(best), 4 * reward.error)
-    lost = len(run.streak(_no_signal)) >= FEW and max(run(MIXED).values) > 0.1 and now <= best
+    lost = len(run.streak(no_signal)) >= FEW and max(run(MIXED).values) > 0.1 and now <= best
     lost = lost and now <= max(reward.values[:FEW]) and run.mean_of(GOOD) < 0.5
     if not (moved and (fell or lost)):
         return None
-    since = reward.steps[at + FEW - 1] if fell else run.streak(_no_signal)[0]
+    since = reward.steps[at + FEW - 1] if fell else run.streak(no_signal)[0]
     return since, (
         f"The reward fell from {best:.3g} to {now:.3g}, and the entropy changed from "
         f"{entropy.values[0]:.2g} to {entropy.end:.2g} nats"
@@ -314,13 +221,18 @@ def _rate_too_low(run: History) -> Found:
     return _flat_loss(run) or _flat_policy(run)
 
 
-def _trained_steps(run: History) -> int:
-    return max(len(run.loss), len(run(REWARD))) - int(run.config.get("warmup_steps") or 0)
+def _may_be_flat(run: History) -> bool:
+    """Returns whether the run is so long that it should have moved; warm-up does not count."""
+    steps = len(run.loss) or len(run(REWARD))
+    last = run.rows[-1] if run.rows else {}
+    done = last.get("progress", last.get("progress/done_frac", 1.0))
+    # A fifth of a run, because long ones have small rates.
+    return steps >= TREND + run.config.get("warmup_steps", 0) and (done >= 0.2 or steps >= 100)
 
 
 def _flat_loss(run: History) -> Found:
     loss, test = run.loss, run.held_out
-    if not len(loss) or _trained_steps(run) < TREND:
+    if not len(loss) or not _may_be_flat(run):
         return None
     # The same examples each time, so there is no noise of batches.
     if len(test) >= 3:
@@ -338,7 +250,11 @@ def _flat_loss(run: History) -> Found:
 def _flat_policy(run: History) -> Found:
     reward, entropy, length = run(REWARD), run(ENTROPY), run(LENGTH)
     trained = [row for row in run.rows if row.get("optim/num_steps")]
-    if len(trained) < TREND or _trained_steps(run) < TREND or TEACHER in run.rows[-1]:
+    if len(trained) < TREND or not _may_be_flat(run) or TEACHER in run.rows[-1]:
+        return None
+    # Adam moves a weight by at most the rate in a step. After 0.01 in all an adapter has changed
+    # the answers, so that the reward does not depend on them.
+    if len(reward) * float(run.config.get("learning_rate") or 0) > 0.01:
         return None
     # Without different rewards the rate has no effect. The entropy moves before the reward does.
     if mean(run(MIXED).values) < 0.1 or abs(reward.end - reward.start) > 2 * reward.error:
@@ -405,23 +321,46 @@ class Rule:
     family: str = ""
 
 
-def _unlearned(
-    condition: Callable[[History], str | None],
-    setting: str = "",
-    change: float | str = "",
-    hint: str = "",
-) -> Rule:
-    holds = _nothing_learned(condition)
-    return Rule(holds, setting, change, hint, family="equal rewards")
+def _equal(name: str, setting: str = "", change: float | str = "", hint: str = "") -> Rule:
+    return Rule(rule_of(name), setting, change, hint, family="equal rewards")
 
 
 # In this order they are listed: a cause stands before those that follow from it.
 CAUSES: dict[str, Rule] = {
-    "no_turn": Rule(_no_turn, "max_trajectory_tokens", 2.0, "shorten the prompts"),
-    "all_masked": Rule(_all_masked, "mask_error_turns", "False", "show the format in the prompt"),
-    "group_of_one": Rule(_group_of_one, "group_size", "4"),
+    "no_turn": Rule(
+        _in_steps(
+            lambda row: row.get("env/all/total_turns") == 0,
+            "No episode has an answer: the first prompts are too long, or rollouts failed",
+        ),
+        "max_trajectory_tokens",
+        2.0,
+        "shorten the prompts",
+    ),
+    "all_masked": Rule(
+        _in_steps(
+            lambda row: row.get(UNTRAINED, 0) > 0.99,
+            "No answer is trained on: each is empty, or masked because it is malformed",
+        ),
+        "mask_error_turns",
+        "False",
+        "show the format in the prompt",
+    ),
+    "group_of_one": Rule(
+        # A teacher or a reference gives a signal to a single sample, too.
+        _in_steps(
+            lambda row: (
+                row.get("env/all/by_group/size") == 1 and not {TEACHER, "kl_policy_base"} & {*row}
+            ),
+            "Groups have one sample, which cannot be compared with others",
+        ),
+        "group_size",
+        "4",
+    ),
     "teacher_agrees": Rule(
-        _teacher_agrees,
+        _in_steps(
+            lambda row: TEACHER in row and row.get("optim/num_steps") == 0,
+            "Teacher and student give every token the same probability",
+        ),
         hint="give the teacher other weights, another base model, or a prompt of its own",
     ),
     "duplicates": Rule(
@@ -460,28 +399,28 @@ CAUSES: dict[str, Rule] = {
         TEST_REWARD,
         "it keeps the best checkpoint; read episodes with a high reward: they may deserve none",
     ),
-    "same_text": _unlearned(_same_text, "temperature", "1", "leave out top_p and top_k"),
-    "empty": _unlearned(_empty, "renderer_name", hint="check that it fits the model"),
-    "cut_off": _unlearned(_cut_off, "max_tokens", 2.0, "or ask for shorter answers in the prompt"),
-    "format": _unlearned(
-        _bad_format,
+    "same_text": _equal("same_text", "temperature", "1", "leave out top_p and top_k"),
+    "empty": _equal("empty", "renderer_name", hint="check that it fits the model"),
+    "cut_off": _equal("cut_off", "max_tokens", 2.0, "or ask for shorter answers in the prompt"),
+    "format": _equal(
+        "format",
         "renderer_name",
         hint="check that it fits the model; show the format in the prompt; compare check_format "
         "with the answers",
     ),
-    "one_reward": _unlearned(_one_reward, hint="look at the code that computes the reward"),
-    "all_good": _unlearned(
-        _all_good,
+    "one_reward": _equal("one_reward", hint="look at the code that computes the reward"),
+    "all_good": _equal(
+        "all_good",
         hint="use harder problems, or stop; if answers look wrong, the grader accepts every answer",
     ),
-    "all_bad": _unlearned(
-        _all_bad,
+    "all_bad": _equal(
+        "all_bad",
         "group_size",
         2.0,
         "or use easier problems, examples in the prompt, or supervised training first",
     ),
-    "all_constant": _unlearned(
-        _all_constant, "group_size", 2.0, "or use problems of medium difficulty"
+    "all_constant": _equal(
+        "all_constant", "group_size", 2.0, "or use problems of medium difficulty"
     ),
     "reward_part": Rule(
         _reward_part, hint="scale the parts of the reward so that they differ alike"

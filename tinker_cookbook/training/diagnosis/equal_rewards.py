@@ -1,0 +1,108 @@
+"""Why nothing is learned from the rewards of a batch: they are equal within each group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import mean
+
+from tinker_cookbook.training.diagnosis.history import (
+    BAD,
+    CUT,
+    GOOD,
+    LENGTH,
+    MIXED,
+    REWARD,
+    SAME,
+    STEPS,
+    TEACHER,
+    TREND,
+    Found,
+    History,
+)
+
+
+def no_signal(row: Mapping[str, float]) -> bool:
+    """Returns whether hardly any group has different rewards; a teacher gives another signal."""
+    # One in ten: a batch of 64 may have a few by chance and still learn nothing.
+    return TEACHER not in row and row.get(MIXED, 1.0) <= 0.1
+
+
+def _same_text(run: History) -> str | None:
+    return "The samples of a group are the same text" if run.mean_of(SAME) >= 0.5 else None
+
+
+def _all_good(run: History) -> str | None:
+    if run.mean_of(GOOD) < 0.9:
+        return None
+    if run(MIXED).start <= 0.1:
+        return "Every answer was right from the start"
+    # To have learned the problems is a success; to go on for long is not.
+    return "The problems are solved" if len(run.streak(no_signal)) >= TREND else None
+
+
+def _cut_off(run: History) -> str | None:
+    # Half: the others would show in mixed groups if the length did not matter.
+    share = run.mean_of(CUT) if _mostly_bad(run) else 0.0
+    return f"{share:.0%} of the answers are cut off at max_tokens" if share >= 0.5 else None
+
+
+def _empty(run: History) -> str | None:
+    # One token is only the end.
+    return "The answers are empty" if _mostly_bad(run) and run.mean_of(LENGTH) <= 1.5 else None
+
+
+def _bad_format(run: History) -> str | None:
+    # ``format`` is a metric of each problem that checks it, ``parse_error`` only of failed turns.
+    formats = [row["env/all/format"] for row in run.rows if "env/all/format" in row][-STEPS:]
+    share = max(run.mean_of("parse_error"), 1 - mean(formats) if formats else 0.0)
+    wrong = share >= 0.5 and _mostly_bad(run)
+    return f"{share:.0%} of the answers cannot be parsed or have not the format" if wrong else None
+
+
+def _one_reward(run: History) -> str | None:
+    last = {row.get(REWARD) for row in [*run.rows][-STEPS:]}
+    # 0 and 1 also come from a grader that works, and so does a reward that was learned.
+    if len(last) > 1 or last <= {0.0, 1.0, None} or run(MIXED).start > 0.1:
+        return None
+    if max(run.mean_of(GOOD), run.mean_of(BAD)) < 1:
+        return None
+    return f"Every answer gets the reward {last.pop():.3g}"
+
+
+def _mostly_bad(run: History) -> bool:
+    return run.mean_of(BAD) >= 0.9
+
+
+def _all_bad(run: History) -> str | None:
+    return "All answers are wrong" if _mostly_bad(run) else None
+
+
+def _all_constant(run: History) -> str | None:
+    if max(run.mean_of(GOOD), run.mean_of(BAD)) >= 0.9:
+        return None
+    return "Each problem is too easy or too hard for all of its samples"
+
+
+_CONDITIONS = {
+    "same_text": _same_text,
+    "empty": _empty,
+    "cut_off": _cut_off,
+    "format": _bad_format,
+    "one_reward": _one_reward,
+    "all_good": _all_good,
+    "all_bad": _all_bad,
+    "all_constant": _all_constant,
+}
+
+
+def rule_of(name: str) -> Callable[[History], Found]:
+    """Returns the rule of one of these causes."""
+    condition = _CONDITIONS[name]
+
+    def rule(run: History) -> Found:
+        steps = run.streak(no_signal)
+        if len(steps) < STEPS or (text := condition(run)) is None:
+            return None
+        return steps[0], f"{text}, so all samples of a group get the same reward"
+
+    return rule
