@@ -10,7 +10,7 @@ import chz
 from tinker_cookbook.grading.numbers import last_number
 from tinker_cookbook.image_processing_utils import get_image_processor
 from tinker_cookbook.recipes.vision_rl.pictures import KINDS, Kind, Picture, make_pictures
-from tinker_cookbook.renderers import Message, Renderer, get_renderer
+from tinker_cookbook.renderers import Content, Renderer, get_renderer
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDatasetBuilder
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv
 from tinker_cookbook.rl.types import Env
@@ -27,16 +27,11 @@ class PictureEnv(ProblemEnv):
     def __init__(self, renderer: Renderer, picture: Picture) -> None:
         super().__init__(renderer)
         self._picture = picture
-        _, self._question, self._answer = picture.draw()
+        _, _, self._answer = picture.draw()
 
-    @property
-    def messages(self) -> list[Message]:
-        """The prompt's message: picture and question."""
-        return [self._picture.message()]
-
-    def get_question(self) -> str:
-        """Returns the question."""
-        return self._question
+    def get_question(self) -> Content:
+        """Returns the picture and the question."""
+        return self._picture.message()["content"]
 
     def get_reference_answer(self) -> str:
         """Returns the right answer."""

@@ -18,6 +18,7 @@ from recipes.vision_rl.env import PictureEnv
 from recipes.vision_rl.pictures import KINDS, Picture, make_pictures, texts
 from tinker_cookbook.image_processing_utils import get_image_processor
 from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl.rollouts.conversation import conversation_of
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 
@@ -70,6 +71,12 @@ def test_rewards_are_exact(model):
         prompt, _ = asyncio.run(env.initial_observation())
         assert [chunk.type for chunk in prompt.chunks] == ["encoded_text", "image", "encoded_text"]
         assert prompt.chunks[1].expected_tokens == 9
+        assert conversation_of(env) == ("", "")  # a prompt is no conversation
+        tokens = renderer.tokenizer.encode(f"{answer}<|im_end|>", add_special_tokens=False)
+        asyncio.run(env.step(tokens))
+        question, said = json.loads(conversation_of(env)[0])
+        assert [part["type"] for part in question["content"]] == ["image", "text"]
+        assert (said["role"], said["content"]) == ("assistant", answer)
 
 
 def settings(model: str, tmp_path, **more) -> train.CLIConfig:

@@ -117,11 +117,12 @@ class PreferenceEnv(Env):
     def __init__(self, convo_prefix: Sequence[Message], policy_renderer: Renderer) -> None:
         self.convo_prefix: list[Message] = list(convo_prefix)
         self.policy_renderer = policy_renderer
+        self._answer: list[Message] = []
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation before the answer."""
-        return self.convo_prefix
+        """The conversation; after ``step`` also the answer."""
+        return [*self.convo_prefix, *self._answer]
 
     @property
     def stop_condition(self) -> StopCondition:
@@ -137,6 +138,7 @@ class PreferenceEnv(Env):
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Ends the episode."""
+        self._answer = [self.policy_renderer.parse_response(action)[0]]
         return StepResult.final(0.0, self.stop_condition)
 
 

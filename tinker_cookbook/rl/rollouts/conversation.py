@@ -9,13 +9,15 @@ from tinker_cookbook.rl.report.episode_rows import json_text_of
 
 
 def conversation_of(env: Any) -> tuple[str, str]:
-    """Returns the messages and the tool calls of an environment; "" for one that has none."""
+    """Returns the messages and the tool calls of an environment; "" for one that has none, and for
+    messages without an answer, which are only a prompt."""
     # Environments of user code need not derive from Env.
-    messages = getattr(env, "messages", None)
-    if not isinstance(messages, list | tuple):
-        messages = ()
+    given = getattr(env, "messages", None)
+    messages = plain_messages(given) if isinstance(given, list | tuple) else []
+    if not any(message.get("role") == "assistant" for message in messages):
+        messages = []
     calls = getattr(env, "called_tools", None)
-    return messages_json(messages), _list_text(calls() if calls else ())
+    return _list_text(messages), _list_text(calls() if calls else ())
 
 
 def messages_json(messages: Iterable[Any]) -> str:
