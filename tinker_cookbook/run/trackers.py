@@ -168,7 +168,7 @@ class _Worker:
         left = self._lost + (self._calls.qsize() if self._thread.is_alive() else 0)
         if (left or self._thread.is_alive()) and self.refusal is None:
             logger.warning(
-                "%s did not take %s; metrics.jsonl has all metrics",
+                "%s did not take %s; the same command sends the rows later",
                 self.name,
                 f"{left} rows or texts" if left else f"everything within {CLOSE_SECONDS:g} seconds",
             )

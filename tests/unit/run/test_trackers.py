@@ -70,10 +70,10 @@ def test_a_tracker_that_hangs_or_fails_holds_neither_the_run_nor_the_others(monk
     assert all(one.closed for one in (good, broken, late))
     messages = [record.getMessage() for record in caplog.records]
     assert sorted(messages) == [
-        "broken did not take 1 rows or texts; metrics.jsonl has all metrics",
+        "broken did not take 1 rows or texts; the same command sends the rows later",
         "broken fails: ConnectionError: no route to host; the run goes on, and what it does not "
         "take is left out",
-        "hangs did not take 5 rows or texts; metrics.jsonl has all metrics",
+        "hangs did not take 5 rows or texts; the same command sends the rows later",
         "hangs has not answered in 0.3 seconds; the run goes on, and its rows wait",
         "late fails: ConnectionError: refused; the run goes on, and it is tried again every 0.1 "
         "seconds",

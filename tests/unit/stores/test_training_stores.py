@@ -77,6 +77,18 @@ def test_operations_on_files_are_those_of_the_file_system(storage):
             call("../../other")
 
 
+def test_two_writers_append_to_one_file(storage):
+    """Each flush adds to the file as it is then, so that no row of the other is lost."""
+    other = pickle.loads(pickle.dumps(storage))
+    for number, one in enumerate((storage, other, storage, other)):
+        one.append("rows", b"%d\n" % number)
+    assert storage.stat("rows").size == len(storage.read("rows"))
+    storage.flush()
+    assert other.read_range("rows", 2) in (b"2\n1\n3\n", b"1\n2\n3\n")
+    other.flush()
+    assert sorted(storage.read("rows").split()) == [b"0", b"1", b"2", b"3"]
+
+
 def test_what_a_run_writes_is_read_while_it_runs(tmp_path):
     store = TrainingRunStore(LocalStorage(tmp_path))
     assert (store.read_config(), store.read_metrics(), store.read_rollouts(0)) == (None, [], [])

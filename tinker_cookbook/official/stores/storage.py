@@ -203,8 +203,10 @@ class FsspecStorage(ThreadedStorage):
     """A folder of a file system of fsspec, such as ``s3://`` or ``gs://``.
 
     Object stores cannot append, so appended bytes are kept in memory until ``flush`` (or the end of
-    a ``with`` block) uploads the files; reads of this object see them at once. Appended bytes that
-    were not flushed are lost with the process, and are no part of a pickle.
+    a ``with`` block) adds them to the file as it is then; reads of this object see them at once.
+    Bytes that were not flushed are lost with the process, and are no part of a pickle. Several
+    writers may append to one file, but of two that flush it at the same moment the later one wins:
+    a file has to be read and uploaded again as a whole, and fsspec has no lock.
 
     Args:
         fs: The file system, an ``fsspec.AbstractFileSystem``.
@@ -215,7 +217,7 @@ class FsspecStorage(ThreadedStorage):
     def __init__(self, fs: Any, root: str = "", **fs_kwargs: Any) -> None:
         self._fs, self._root, self._fs_kwargs = fs, root.rstrip("/"), fs_kwargs
         self._protocol = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
-        # Whole content of each file with appended bytes. Async methods run in several threads.
+        # What follows the uploaded content of a file. Async methods run in several threads.
         self._appended: dict[str, bytearray] = {}
         self._lock = threading.Lock()
 
@@ -234,9 +236,16 @@ class FsspecStorage(ThreadedStorage):
     def read(self, path: str) -> bytes:
         name = self._name(path)
         with self._lock:
-            if name in self._appended:
-                return bytes(self._appended[name])
-        return self._fs.cat_file(self._full(name))
+            return self._whole(name)
+
+    def _whole(self, name: str) -> bytes:
+        try:
+            content = self._fs.cat_file(self._full(name))
+        except FileNotFoundError:
+            if name not in self._appended:
+                raise
+            content = b""
+        return content + self._appended.get(name, b"")
 
     def write(self, path: str, data: bytes) -> None:
         name = self._name(path)
@@ -247,12 +256,7 @@ class FsspecStorage(ThreadedStorage):
     def append(self, path: str, data: bytes) -> None:
         name = self._name(path)
         with self._lock:
-            if name not in self._appended:
-                try:
-                    self._appended[name] = bytearray(self._fs.cat_file(self._full(name)))
-                except FileNotFoundError:
-                    self._appended[name] = bytearray()
-            self._appended[name] += data
+            self._appended.setdefault(name, bytearray()).extend(data)
 
     def exists(self, path: str) -> bool:
         name = self._name(path)
@@ -266,8 +270,10 @@ class FsspecStorage(ThreadedStorage):
             info: dict[str, Any] = self._fs.info(full)
         except FileNotFoundError:
             info = {}
+        size = info.get("size")
         with self._lock:
-            size = len(self._appended[name]) if name in self._appended else info.get("size")
+            if name in self._appended:
+                size = (size or 0) + len(self._appended[name])
         # Each file system has its own name of the time.
         times = (info.get(key) for key in ("mtime", "LastModified", "last_modified", "created"))
         time = next((t for t in times if isinstance(t, (int, float, datetime))), 0.0)
@@ -279,7 +285,7 @@ class FsspecStorage(ThreadedStorage):
         end = None if length is None else offset + length
         with self._lock:
             if name in self._appended:
-                return bytes(self._appended[name][offset:end])
+                return self._whole(name)[offset:end]
         return self._fs.cat_file(self._full(name), start=offset, end=end)
 
     def list_dir(self, prefix: str) -> list[str]:
@@ -311,7 +317,7 @@ class FsspecStorage(ThreadedStorage):
     def flush(self) -> None:
         with self._lock:
             for name in list(self._appended):
-                self._upload(name, bytes(self._appended[name]))
+                self._upload(name, self._whole(name))
                 del self._appended[name]
 
     close = flush
