@@ -138,7 +138,7 @@ def _copy(source: Path, target: Path, step: int) -> None:
     def later(folder: str, names: list[str]) -> set[str]:
         # Trackers must not continue the run of the source.
         left = {one for one in names if one.startswith((".", "iteration_"))}
-        left |= {one for one in names if one.endswith("_run.json")}
+        left |= {one for one in names if one.endswith(("_run.json", "report.html"))}
         if Path(folder).name == FOLDER:
             found = {name: FILE_NAME.fullmatch(name) for name in names}
             left |= {name for name, match in found.items() if match and int(match[1]) > step}

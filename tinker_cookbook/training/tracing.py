@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from tinker_cookbook.run.jsonl import trim_rows
 from tinker_cookbook.run.paths import EVENTS_FILE, SPANS_FILE, local_path
 from tinker_cookbook.utils.trace import (
     IterationWindow,
@@ -35,6 +36,8 @@ class RunTrace:
         """Starts iteration ``step``; the run's folder must exist."""
         if self._enabled:
             trace_init(output_file=str(self._folder / EVENTS_FILE))
+        # A resumed run or a fork writes these steps again.
+        trim_rows(self._folder / SPANS_FILE, lambda row: row["step"] < step)
         # One window for the run: tasks that last longer than an iteration keep that in which they
         # started.
         self._window = self._stack.enter_context(trace_iteration(step))

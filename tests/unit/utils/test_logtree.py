@@ -157,7 +157,7 @@ def cells(trace: logtree.Trace) -> list[list[str]]:
     def rows(node: Any) -> Iterator[list[str]]:
         for child in getattr(node, "children", []):
             if child.tag == "tr":
-                yield [cell.text() for cell in child.children]
+                yield ["".join(cell.children) for cell in child.children]
             elif child.tag in ("div", "table", "thead", "tbody"):
                 yield from rows(child)
 

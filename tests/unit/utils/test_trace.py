@@ -62,6 +62,13 @@ def test_a_run_writes_its_spans_as_its_settings_ask(tmp_path):
         trace.next(step)
     trace.close()
     assert [row["step"] for row in read(tmp_path / "timing_spans.jsonl")] == [1, 2]
+    # A run that goes on from step 1 writes the later steps again.
+    resumed = RunTrace(str(tmp_path), enable_trace=False, span_chart_every=0)
+    resumed.start(2)
+    inner()
+    resumed.next(2)
+    resumed.close()
+    assert [row["step"] for row in read(tmp_path / "timing_spans.jsonl")] == [1, 2]
     assert (tmp_path / "iteration_000002" / "timing_gantt.html").exists()
     assert not (tmp_path / "iteration_000001").exists()
     assert {e["name"] for e in read(tmp_path / "trace_events.jsonl")} >= {"inner"}

@@ -80,11 +80,6 @@ class Node:
     to_dict = to_json
     """Name of ``to_json`` in the official cookbook."""
 
-    def text(self) -> str:
-        """Returns the text without markup and without raw HTML."""
-        shown = [child for child in list(self.children) if not isinstance(child, Raw)]
-        return "".join(child.text() if isinstance(child, Node) else child for child in shown)
-
 
 def visible(text: str) -> str:
     """Replaces control characters by their pictures, which could control a terminal or a page."""
