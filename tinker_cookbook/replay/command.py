@@ -161,6 +161,11 @@ def _chosen(run: RecordedRun, settings: ReplaySettings) -> Rows:
         # All members of a group may be graded together.
         if name == "group":
             rows = [row for row in rows if row[column] == wanted]
+    if "weights_step" in rows[0] and rows[0]["weights_step"] is None:
+        raise ConfigurationError(
+            f"split: got {settings.split}, an evaluation with settings of its own, which cannot be "
+            "replayed; expected train or eval_test"
+        )
     return sorted(rows, key=lambda row: row.get("weights_step", 0))
 
 

@@ -53,7 +53,7 @@ async def grade_again(
     found = await asyncio.gather(*map(one, groups_in(rows)))
     lines = [line for of_group in found for line in of_group]
     episodes = len({(row["group"], row["member"]) for row in _of(rows, episode)})
-    also = [] if lines else [f"prompts, rewards and metrics of {episodes} episodes"]
+    also = [] if lines else [f"prompts, rewards and metrics; episodes: {episodes}"]
     return Result(others=lines, also=also)
 
 

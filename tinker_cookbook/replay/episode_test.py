@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import chz
+
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.record.vocabulary import token_texts
 from tinker_cookbook.replay.environments import recorded_builder
@@ -118,7 +120,26 @@ def _settings(config: Config) -> dict[str, Any]:
     # Through JSON, so that tuples are what a file of settings has.
     data = json.loads(json.dumps(dump_config(config)))
     kept = {name: data[name] for name in (TYPE_KEY, *_SETTINGS) if data.get(name) is not None}
-    kinds = data.get(KINDS_KEY, {})
+    return {name: _without_defaults(kept[name], getattr(config, name, None)) for name in kept}
+
+
+def _without_defaults(data: Any, value: Any) -> Any:
+    """Returns the dumped ``value`` without the settings that have their default."""
+    if isinstance(data, list) and isinstance(value, list):
+        return [_without_defaults(*pair) for pair in zip(data, value, strict=True)]
+    if not (isinstance(data, dict) and chz.is_chz(value)):
+        return data
+    fields = chz.chz_fields(value)
+    defaults = {
+        name: field._default_factory() if callable(field._default_factory) else field._default
+        for name, field in fields.items()
+    }
+    kept = {
+        name: _without_defaults(given, getattr(value, name, None))
+        for name, given in data.items()
+        if name not in defaults or getattr(value, name) != defaults[name]
+    }
+    kinds = kept.pop(KINDS_KEY, {})
     kinds = {name: kind for name, kind in kinds.items() if name.partition("/")[0] in kept}
     return kept | ({KINDS_KEY: kinds} if kinds else {})
 

@@ -75,7 +75,7 @@ def test_a_replay_names_the_first_different_token(recorded, tmp_path):
 def test_recorded_answers_are_graded_again(recorded, split):
     result = replayed(recorded[0], step=4, split=split, what="grading")
     assert list(result.lines()) == [
-        f"identical: prompts, rewards and metrics of {16 if split == 'train' else 8} episodes"
+        f"identical: prompts, rewards and metrics; episodes: {16 if split == 'train' else 8}"
     ]
 
 
