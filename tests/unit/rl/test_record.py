@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import tinker
 from animal_stories import story_config
+from pyarrow import dataset
 from train_runs import run
 
 from tinker_cookbook.exceptions import TrainingError
@@ -86,6 +88,16 @@ def test_texts_of_tokens_need_no_tokenizer(recorded, stories_model):
     texts = token_texts(recorded[0], [*turn["prompt"], *turn["answer"]])
     expected = get_tokenizer(stories_model).decode(turn["answer"])
     assert "".join(map(str, map(texts.get, turn["answer"]))).strip() == str(expected).strip()
+
+
+def test_pandas_reads_the_files(recorded):
+    folder, rows = recorded
+    files = sorted((folder / "record").glob("*.train.parquet"))
+    means = [pd.read_parquet(file).episode_reward.mean() for file in files]
+    assert means == pytest.approx([row["reward/total"] for row in rows[1:]])
+    # Several steps at once, as with duckdb and polars.
+    whole = dataset.dataset([str(file) for file in files]).to_table()
+    assert whole.num_rows == 64
 
 
 def test_a_file_without_its_end_is_absent_and_removed_by_the_next_run(recorded, tmp_path):
