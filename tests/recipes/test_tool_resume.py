@@ -80,6 +80,8 @@ def test_a_replay_uses_the_recorded_results(runs, monkeypatch, tmp_path):
     for settings in ({}, {"what": "grading"}, {"what": "update"}):
         result = replayed(**settings)
         assert result.identical, list(result.lines())
+    # The tool runs: its first calls from the place of a replay return 1, as those of the run did.
+    assert replayed(what="grading", tools="live").identical
     for settings in ({"what": "grading", "tools": "live"}, {"tools": "live"}):
         lines = "\n".join(replayed(**settings).lines())
         assert re.search(r"group 0, episode 3, turn 1, prompt: token \d+ was \d+, is \d+", lines)
