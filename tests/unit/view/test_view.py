@@ -27,6 +27,7 @@ from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
 from tinker_cookbook.run.jsonl import encode_row
 from tinker_cookbook.sweep.arguments import Point
 from tinker_cookbook.sweep.runs import SweepRun
+from tinker_cookbook.training import session
 from tinker_cookbook.utils import logtree
 from tinker_cookbook.utils.trace import IterationWindow, save_gantt_chart_html
 from tinker_cookbook.view.app import make_app
@@ -214,6 +215,18 @@ def test_each_view_from_the_server(tmp_path, browser):
                 (tmp_path / f"{width}-{number}.png").write_bytes(base64.b64decode(picture))
                 # Only tables scroll sideways.
                 assert browser.run("document.documentElement.scrollWidth") <= width, address
+        shown(browser, "run=one&tab=episodes&step=1&split=train&group=0", "group 0")
+        for key, effect in (
+            ("ArrowRight", "location.hash.includes('step=2')"),
+            ("ArrowDown", "location.hash.includes('group=1')"),
+            ("o", "settings.overlay !== 'logprob'"),
+            ("?", "help.open && document.body.innerText.includes('the next colouring')"),
+        ):
+            event = f"new KeyboardEvent('keydown', {{key: '{key}', bubbles: true}})"
+            browser.wait("Boolean(keys.o)")
+            browser.run(f"document.body.dispatchEvent({event}), 1")
+            browser.wait(effect)
+        browser.run("(help.close(), 1)")
         # The server searches whole texts, and filters apply to the rest.
         shown(browser, "run=one&tab=episodes&step=2&split=train", "4 of 4 episodes")
         browser.fill("input[type=search]", "ONERROR")
@@ -246,6 +259,16 @@ def test_ten_thousand_episodes_of_a_step_open_within_a_second(tmp_path, browser)
         begin = time.monotonic()
         shown(browser, "run=big&tab=episodes", "10000 of 10000 episodes")
     assert time.monotonic() - begin < 10.0  # 1 s on an idle machine
+
+
+def test_a_report_that_fails_does_not_fail_the_run(tmp_path, monkeypatch, caplog):
+    write_run(tmp_path / "one")
+    (line,) = session._write_report(str(tmp_path / "one"))
+    assert line.endswith("report.html")
+    assert (tmp_path / "one" / "report.html").stat().st_size > 50_000
+    monkeypatch.setattr("tinker_cookbook.view.data.Runs.list", lambda self: 1 / 0)
+    assert session._write_report(str(tmp_path / "one")) == []
+    assert "no report.html was written: ZeroDivisionError" in caplog.text
 
 
 def test_the_server_reads_and_needs_its_key(tmp_path):

@@ -44,7 +44,7 @@ async function redraw() {
   const scrolled = location.hash === address ? [...page.querySelectorAll(".scroll, .prompt")].map((one) => [one.scrollLeft, one.scrollTop]) : [];
   address = location.hash;
   tip.hidden = true;
-  page.replaceChildren(...content, tip, help);
+  page.replaceChildren(...content, tip);
   // The question is at the end of a long prompt.
   page.querySelectorAll(".scroll, .prompt").forEach((one, i) => { [one.scrollLeft, one.scrollTop] = scrolled[i] || [0, one.classList.contains("prompt") ? one.scrollHeight : 0]; });
   if (!focus) return;
@@ -54,6 +54,7 @@ async function redraw() {
 }
 
 const help = make("dialog", { "aria-label": "keys" });
+document.body.append(help);  // outside of the page, which is drawn again
 const GLOBAL = {
   "/": [() => document.querySelector("input[type=search]")?.focus(), "filter or search"],
   "?": [() => {
