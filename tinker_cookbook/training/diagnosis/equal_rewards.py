@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from statistics import mean
+from statistics import fmean
 
 from tinker_cookbook.training.diagnosis.history import (
     BAD,
@@ -54,7 +54,7 @@ def _empty(run: History) -> str | None:
 def _bad_format(run: History) -> str | None:
     # ``format`` is a metric of each problem that checks it, ``parse_error`` only of failed turns.
     formats = [row["env/all/format"] for row in run.rows if "env/all/format" in row][-STEPS:]
-    share = max(run.mean_of("parse_error"), 1 - mean(formats) if formats else 0.0)
+    share = max(run.mean_of("parse_error"), 1 - fmean(formats) if formats else 0.0)
     wrong = share >= 0.5 and _mostly_bad(run)
     return f"{share:.0%} of the answers cannot be parsed or have not the format" if wrong else None
 

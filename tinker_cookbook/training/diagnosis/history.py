@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from statistics import mean
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ TREND = 20
 """Steps after which a metric that does not move is more than noise or a slow start."""
 KEPT = 50
 """Rows that the causes look back on."""
+LONG = 500
+"""Values in which a trend is looked for; of all of a long run it would cost 10 ms a step."""
 
 
 # Names of metrics.
@@ -51,12 +53,12 @@ class Series:
     @property
     def start(self) -> float:
         """Mean of the first values; few, because a run may change quickly."""
-        return mean(self.values[:STEPS])
+        return fmean(self.values[:STEPS])
 
     @property
     def end(self) -> float:
         """Mean of the last values."""
-        return mean(self.values[-FEW:])
+        return fmean(self.values[-FEW:])
 
     @property
     def error(self) -> float:
@@ -80,6 +82,8 @@ class History:
         self.config = config
         self.rows: deque[Mapping[str, float]] = deque(maxlen=KEPT)
         """The finite numbers in the last rows of training steps."""
+        self.ranges: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=KEPT)
+        """Steps and parts of the reward of the last rows that have them."""
         self._series: dict[str, Series] = {}
 
     def add(self, row: Mapping[str, Any], step: int) -> None:
@@ -91,6 +95,9 @@ class History:
         }
         if "progress/batch" in row or "num_sequences" in row:
             self.rows.append(finite | {"step": step})
+            parts = {k.removeprefix(RANGE): v for k, v in finite.items() if k.startswith(RANGE)}
+            if parts:
+                self.ranges.append((step, parts))
         for name in READ & row.keys():
             series = self._series.setdefault(name, Series())
             series.steps.append(step)
@@ -103,7 +110,7 @@ class History:
     def mean_of(self, name: str) -> float:
         """Returns the mean over the last steps; 0 if they lack it."""
         values = [row[name] for row in [*self.rows][-STEPS:] if name in row]
-        return mean(values) if values else 0.0
+        return fmean(values) if values else 0.0
 
     def streak(self, holds: Callable[[Mapping[str, float]], bool]) -> list[int]:
         """Returns the last steps, in order, in all of which this holds."""

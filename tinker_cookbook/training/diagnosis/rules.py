@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from tinker_cookbook.training.diagnosis.history import (
     KEPT,
     KL,
     LENGTH,
+    LONG,
     MIXED,
-    RANGE,
     REWARD,
     STALE,
     STEPS,
@@ -52,7 +52,7 @@ def _stale(run: History) -> Found:
     # Losses of asynchronous runs correct for a policy that differs a little, so more is allowed.
     if len(steps) < STEPS or not kl > 5 * _HIGH_KL:
         return None
-    age = mean(run(STALE).values[-STEPS:])
+    age = fmean(run(STALE).values[-STEPS:])
     return steps[0], (
         f"Samples are {age:.1f} updates old when they are trained, and the KL of sampler and "
         f"trainer is {kl:.2g}"
@@ -111,17 +111,19 @@ def _broken_policy(run: History) -> Found:
     reward, entropy = run(REWARD), run(ENTROPY)
     if len(reward) < FEW + 1 or len(entropy) < FEW + 1 or run.rows[-1].get(TEACHER) is not None:
         return None
-    means = np.convolve(reward.values, np.full(FEW, 1 / FEW), "valid")
+    means = np.convolve(reward.values[-LONG:], np.full(FEW, 1 / FEW), "valid")
     at = int(np.argmax(means))
     best, now = float(means[at]), reward.end
     # A quarter: between batches the entropy of the same policy differs by a twentieth.
     moved = abs(math.log(max(entropy.end, 1e-9) / max(entropy.values[0], 1e-9))) > 0.25
     fell = best - now > max(0.3 * abs(best), 4 * reward.error)
-    lost = len(run.streak(no_signal)) >= FEW and max(run(MIXED).values) > 0.1 and now <= best
+    lost = (
+        len(run.streak(no_signal)) >= FEW and max(run(MIXED).values[-LONG:]) > 0.1 and now <= best
+    )
     lost = lost and now <= max(reward.values[:FEW]) and run.mean_of(GOOD) < 0.5
     if not (moved and (fell or lost)):
         return None
-    since = reward.steps[at + FEW - 1] if fell else run.streak(no_signal)[0]
+    since = reward.steps[-LONG:][at + FEW - 1] if fell else run.streak(no_signal)[0]
     return since, (
         f"The reward fell from {best:.3g} to {now:.3g}, and the entropy changed from "
         f"{entropy.values[0]:.2g} to {entropy.end:.2g} nats"
@@ -160,11 +162,8 @@ def _length_drift(run: History) -> Found:
 
 def _reward_part(run: History) -> Found:
     ranges: dict[str, list[float]] = {}
-    steps: list[int] = []
-    for row in run.rows:
-        found = {k.removeprefix(RANGE): v for k, v in row.items() if k.startswith(RANGE)}
-        steps += [int(row["step"])] if found else []
-        for name, value in found.items():
+    for _, parts in run.ranges:
+        for name, value in parts.items():
             ranges.setdefault(name, []).append(value)
     # A part that was seldom found is no evidence.
     usual = {name: median(values) for name, values in ranges.items() if len(values) >= FEW}
@@ -174,7 +173,7 @@ def _reward_part(run: History) -> Found:
     # A penalty of a tenth or a fiftieth is usual; less is not seen beside the noise of the other.
     if usual[large] < 50 * usual[small]:
         return None
-    return steps[0], (
+    return run.ranges[0][0], (
         f"{large} makes a difference of {usual[large]:.3g} to the reward, and {small} of "
         f"{usual[small]:.3g}, which has no effect beside it"
     )
@@ -257,7 +256,7 @@ def _flat_policy(run: History) -> Found:
     if len(reward) * float(run.config.get("learning_rate") or 0) > 0.01:
         return None
     # Without different rewards the rate has no effect. The entropy moves before the reward does.
-    if mean(run(MIXED).values) < 0.1 or abs(reward.end - reward.start) > 2 * reward.error:
+    if fmean(run(MIXED).values[-LONG:]) < 0.1 or abs(reward.end - reward.start) > 2 * reward.error:
         return None
     for series in (entropy, length):
         change = abs(series.end - series.start)
