@@ -34,7 +34,7 @@ def _same_text(run: History) -> str | None:
 def _all_good(run: History) -> str | None:
     if run.mean_of(GOOD) < 0.9:
         return None
-    if run(MIXED).start <= 0.1:
+    if max(run(MIXED).values) <= 0.1:
         return "Every answer was right from the start"
     # To have learned the problems is a success; to go on for long is not.
     return "The problems are solved" if len(run.streak(no_signal)) >= TREND else None
@@ -62,7 +62,7 @@ def _bad_format(run: History) -> str | None:
 def _one_reward(run: History) -> str | None:
     last = {row.get(REWARD) for row in [*run.rows][-STEPS:]}
     # 0 and 1 also come from a grader that works, and so does a reward that was learned.
-    if len(last) > 1 or last <= {0.0, 1.0, None} or run(MIXED).start > 0.1:
+    if len(last) > 1 or last <= {0.0, 1.0, None} or max(run(MIXED).values) > 0.1:
         return None
     if max(run.mean_of(GOOD), run.mean_of(BAD)) < 1:
         return None
