@@ -168,7 +168,6 @@ def _turn(row: Mapping[str, Any]) -> dict[str, Any]:
         "trainer": rounded(row.get("trainer_logprobs")),
         "advantages": rounded(row.get("advantages")),
         "reference": rounded(row.get("reference_logprobs")),
-        "entropy": rounded(row.get("entropy")),
         "masked": row["masked"],
         "datum": row["datum"],
         "reward": number(row["reward"]),

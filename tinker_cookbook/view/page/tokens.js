@@ -5,7 +5,6 @@ const OVERLAYS = {
   mismatch: { label: "trainer − sampler", of: (turn, i) => turn.trainer && turn.logprobs ? turn.trainer[i] - turn.logprobs[i] : undefined, share: (value) => value * 5, low: "lower", high: "higher" },
   reference: { label: "sampler − reference or teacher", of: (turn, i) => turn.reference && turn.logprobs ? turn.logprobs[i] - turn.reference[i] : undefined, share: (value) => value / 3, low: "less likely here", high: "more likely here" },
   advantage: { label: "advantage", of: (turn, i) => turn.advantages?.[i], share: (value, most) => value / most, low: "pushed down", high: "pushed up" },
-  entropy: { label: "entropy", of: (turn, i) => turn.entropy?.[i], share: (value) => value / 3, high: "uncertain" },
   mask: { label: "mask", of: (turn) => turn.datum === null || turn.masked ? 0 : 1, share: (value) => value * 0.7, high: "trained", text: "others were not" },
   none: { label: "none", of: () => undefined, share: () => 0 },
 };
@@ -78,7 +77,7 @@ function episode(one, { tokens, pictures }, overlay, most, same, marked) {
         const value = overlay.of(turn, i);
         if (isNumber(value)) { const share = overlay.share(value, most); span.style.background = tint(share); if (overlay.high && share < 0) span.className = "negative"; }
         if (turn.masked) span.classList.add("masked");
-        const lines = [["sampler", turn.logprobs?.[i]], ["trainer", turn.trainer?.[i]], ["reference", turn.reference?.[i]], ["advantage", turn.advantages?.[i]], ["entropy", turn.entropy?.[i]]].filter(([, v]) => isNumber(v)).map(([name, v]) => `${name} ${short(v)}`);
+        const lines = [["sampler", turn.logprobs?.[i]], ["trainer", turn.trainer?.[i]], ["reference", turn.reference?.[i]], ["advantage", turn.advantages?.[i]]].filter(([, v]) => isNumber(v)).map(([name, v]) => `${name} ${short(v)}`);
         return [`token ${turn.answer[i]}`, ...lines, turn.masked ? "masked: not trained" : turn.datum === null ? "not trained" : `datum ${turn.datum}`].join("\n");
       }),
       facts({ reward: turn.reward, stop: turn.stop, ...turn.metrics, ...turn.logs }));
