@@ -95,6 +95,19 @@ def test_two_steps_and_mixed_groups_are_no_cause():
     assert causes_of(diagnosed([step(i, **mixed) for i in range(1, 9)]), {}) == []
 
 
+def test_a_model_that_has_learned_short_answers_is_no_cause():
+    """As ``rl_basic`` from step 25: all right, and each group one text."""
+    learning = EQUAL | {"env/all/by_group/frac_mixed": 0.5, "env/all/by_group/frac_all_bad": 0.5}
+    solved = EQUAL | {
+        "env/all/by_group/frac_all_bad": 0.0,
+        "env/all/by_group/frac_all_good": 1.0,
+        "env/all/by_group/frac_same_text": 1.0,
+        "reward/total": 1.0,
+    }
+    rows = [step(i, **(learning if i < 10 else solved)) for i in range(1, 20)]
+    assert causes_of(diagnosed(rows), {}) == []
+
+
 def test_a_resumed_run_continues_and_repeats_no_message():
     run = RUNS["stale-0"]
     rows, whole = rows_of(run), diagnosed(rows_of(run), run["config"])

@@ -28,13 +28,20 @@ def no_signal(row: Mapping[str, float]) -> bool:
 
 
 def _same_text(run: History) -> str | None:
-    return "The samples of a group are the same text" if run.mean_of(SAME) >= 0.5 else None
+    # A model that has learned short answers gives one text at any temperature.
+    if run.mean_of(SAME) < 0.5 or _learned(run):
+        return None
+    return "The samples of a group are the same text"
+
+
+def _learned(run: History) -> bool:
+    return run.mean_of(GOOD) >= 0.9 and max(run(MIXED).values) > 0.1
 
 
 def _all_good(run: History) -> str | None:
     if run.mean_of(GOOD) < 0.9:
         return None
-    if max(run(MIXED).values) <= 0.1:
+    if not _learned(run):
         return "Every answer was right from the start"
     # To have learned the problems is a success; to go on for long is not.
     return "The problems are solved" if len(run.streak(no_signal)) >= TREND else None
