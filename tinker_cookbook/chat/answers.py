@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from tinker_cookbook.backends.connect import Connection
+from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.renderers.core.codec import token_bytes
@@ -47,11 +48,13 @@ class AnswerToken:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of a model, and its stop reason."""
+    """Answer of a model, its stop reason, and what was sampled after ``prompt``."""
 
     message: Message
     ending: Literal["stop", "length", "interrupted"]
     tokens: list[AnswerToken]
+    prompt: tinker.ModelInput
+    sampled: TokensWithLogprobs
 
     @property
     def is_empty(self) -> bool:
@@ -113,10 +116,14 @@ class ChatModel:
         if ending == "stop" and len(tokens) >= choices.max_tokens and not parser.termination:
             ending = "length"
         # A custom Renderer may parse a message that differs from the streamed pieces.
-        message, _ = renderer.parse_response([token for token, _ in tokens])
+        ids = [token for token, _ in tokens]
+        message, _ = renderer.parse_response(ids)
         codec = renderer.codec
         named = [AnswerToken(bytes(token_bytes(codec, t)), logprob) for t, logprob in tokens]
-        return Answer(message, ending, named)
+        logprobs = [logprob for _, logprob in tokens]
+        reason = "stop" if ending == "stop" else "length"
+        sampled = TokensWithLogprobs(ids, logprobs, reason, seed=choices.seed)
+        return Answer(message, ending, named, prompt, sampled)
 
     async def _stream(
         self, prompt: tinker.ModelInput, params: tinker.SamplingParams, take: _Take

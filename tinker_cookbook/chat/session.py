@@ -149,7 +149,8 @@ class ChatSession:
     def save(self, file: str) -> str:
         """Adds the conversation to a JSONL file of messages, one row per model.
 
-        Replaces earlier rows of this conversation. Returns a sentence that describes the result.
+        Replaces earlier rows of this conversation. Its tokens go to the folder ``FILE.tokens``.
+        Returns a sentence that describes the result.
         Raises ``ConfigurationError`` if the file cannot be written, and ``DataError`` if there is
         nothing to save.
         """
@@ -176,6 +177,14 @@ class ChatSession:
             raise ConfigurationError(
                 f"/save: {path} cannot be written: {error.strerror or error}; choose another file"
             ) from error
+        from tinker_cookbook.chat.saved_tokens import write_tokens  # only a saved chat needs it
+
+        for index, model in enumerate(self.models):
+            # Several models may have several vocabularies.
+            name = f"{path.name}.tokens" + (f"-{index + 1}" if index else "")
+            messages, answers = new[index]["messages"], [turn[index] for turn in self.turns]
+            number = len(rows) - len(new) + index
+            write_tokens(path.with_name(name), number, messages, answers, model.model)
         # A model trained on a truncated answer learns to stop there.
         count = sum(one.ending != "stop" for answers in self.turns for one in answers)
         warning = f"; {count} of its answers were truncated or stopped" if count else ""

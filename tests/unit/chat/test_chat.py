@@ -25,6 +25,7 @@ from tinker_cookbook.chat.loop import ChatLoop
 from tinker_cookbook.chat.session import ChatSession
 from tinker_cookbook.chat_app import tinker_chat_cli
 from tinker_cookbook.exceptions import ConfigurationError, DataError, TinkerCookbookError
+from tinker_cookbook.record.read import open_record, whole_prompts
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.sampling_model import (
     SamplingModel,
@@ -208,6 +209,16 @@ def test_a_saved_conversation_trains_and_replaces_its_shorter_form(opened, tmp_p
     chat.loop.handle("Another one")
     chat.loop.handle(f"/save {path}")
     assert "2 conversations now; 1 of its answers were truncated or stopped" in chat.notes[-1]
+    record = open_record(path.with_name("chats.jsonl.tokens"))
+    assert record.steps() == {0: ["chat"], 1: ["chat"]}
+    # The prompt and the tokens of each answer, as they were sampled.
+    table = record.table(0, "chat").to_pylist()
+    (prompt, _) = whole_prompts(table)
+    assert prompt.tolist() == opened.prompt(saved[:2]).to_ints()
+    for row, message in zip(table, saved[2::2], strict=True):
+        assert len(row["logprobs"]) == len(row["answer"])
+        renderer = opened.model.renderer
+        assert renderer.parse_response(row["answer"])[0]["content"] == message["content"]
     assert read_conversations(path)[0] == saved
     notes = tmp_path / "notes.txt"
     notes.write_text("No newline at the end")
