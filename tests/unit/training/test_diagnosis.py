@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tinker_cookbook.training.diagnosis.causes import KEY, Diagnosis, as_text, causes_of
 from tinker_cookbook.training.diagnosis.history import READ
-from tinker_cookbook.training.diagnosis.rules import CAUSES
+from tinker_cookbook.training.diagnosis.table import CAUSES
 
 RUNS = {run["run"]: run for run in map(json.loads, RECORDED.read_text().splitlines())}
 
@@ -47,6 +47,9 @@ def test_a_healthy_run_gets_none(name):
 
 def test_a_cause_has_its_steps_and_the_change():
     (spike,) = causes(RUNS["garbage-0"])
+    assert spike.metrics == ["train_mean_nll"]
+    parts = causes(RUNS["reward_part-0"])[0]
+    assert parts.metrics == ["reward/range/animal", "reward/range/length"]
     assert (spike.since, spike.until) == (18, 18)
     low = causes(RUNS["sl_rate_low-0"])[0]
     assert (low.setting, low.since, low.until) == ("learning_rate", 1, 30)

@@ -1,1 +1,1 @@
-"""Why a run does not improve or becomes worse; ``causes.py`` has the table of causes."""
+"""Why a run does not improve or becomes worse; ``table.py`` has the table of causes."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tinker_cookbook.training.diagnosis.history import History
-from tinker_cookbook.training.diagnosis.rules import CAUSES
+from tinker_cookbook.training.diagnosis.table import CAUSES
 
 KEY = "diagnosis"
 _LINE = re.compile(r"(\w+) (since|at) (\d+): (.*)")
@@ -25,7 +25,8 @@ class Cause:
     """A cause; ``since`` and ``until`` are its first and last step.
 
     ``setting`` is the key to change and ``advice`` how. ``evidence`` has places in the record:
-    ``step``, ``split`` and ``group`` with ``member``, or ``datum``.
+    ``step``, ``split`` and ``group`` with ``member``, or ``datum``. ``metrics`` are the names of
+    the curves that show it, the clearest first.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Cause:
     setting: str = ""
     advice: str = ""
     evidence: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         """Returns the cause as a line of text."""
@@ -95,6 +97,7 @@ def causes_of(rows: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> l
     """Returns the causes in the rows of a run; those that hold at its end stand first."""
     found: dict[str, Cause] = {}
     now: set[str] = set()
+    rows = [*rows]
     for row in rows:
         if type(row.get("step")) is not int:
             continue
@@ -103,6 +106,13 @@ def causes_of(rows: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> l
         for name, word, since, text in parsed:
             until = since if word == "at" else row["step"]
             found[name] = _cause(name, text, since, until, config)
+    names = dict.fromkeys(name for row in rows for name in row) if found else {}
+    for cause in found.values():
+        # Of alternatives, such as the losses of several loops, a run has its own.
+        cause.metrics = [
+            name for one in CAUSES[cause.name].metrics for name in names
+            if name == one or (one.endswith("/") and name.startswith(one))
+        ]  # fmt: skip
     order = [*CAUSES]
     return sorted(
         found.values(),

@@ -1,15 +1,14 @@
-"""Causes and their conditions, which take the history of a run and return since when they hold."""
+"""Conditions of causes, which take the history of a run and return since when they hold."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from statistics import fmean, median
 
 import numpy as np
 
-from tinker_cookbook.training.diagnosis.equal_rewards import no_signal, rule_of
+from tinker_cookbook.training.diagnosis.equal_rewards import no_signal
 from tinker_cookbook.training.diagnosis.history import (
     CUT,
     DUPLICATES,
@@ -27,16 +26,13 @@ from tinker_cookbook.training.diagnosis.history import (
     TEACHER,
     TEST_REWARD,
     TREND,
-    UNTRAINED,
     Found,
     History,
     Series,
 )
 
 
-def _in_steps(
-    holds: Callable[[Mapping[str, float]], bool], text: str
-) -> Callable[[History], Found]:
+def in_steps(holds: Callable[[Mapping[str, float]], bool], text: str) -> Callable[[History], Found]:
     """Returns the rule of a cause that the rows of a few steps show."""
 
     def rule(run: History) -> Found:
@@ -46,7 +42,8 @@ def _in_steps(
     return rule
 
 
-def _stale(run: History) -> Found:
+def stale(run: History) -> Found:
+    """Samples are older than the weights, and the policies differ."""
     steps = run.streak(lambda row: row.get(STALE, 0.0) >= 1)
     kl = median(run(KL).values[-FEW:] or [0.0])
     # Losses of asynchronous runs correct for a policy that differs a little, so more is allowed.
@@ -63,7 +60,8 @@ _HIGH_KL = 0.01
 """Nats per token; the bound in Tinker's documentation on RL."""
 
 
-def _high_kl(run: History) -> Found:
+def high_kl(run: History) -> Found:
+    """The policies of sampler and trainer differ although the weights are the same."""
     kl = run(KL)
     # The median, because a single token can make the KL of one step high.
     # Steps without training have no KL; the last ones that have count until then.
@@ -80,7 +78,8 @@ def _high_kl(run: History) -> Found:
     return since, f"The KL of sampler and trainer is {now:.2g} nats per token, above {_HIGH_KL}"
 
 
-def _rate_too_high(run: History) -> Found:
+def rate_too_high(run: History) -> Found:
+    """The loss rises, or the reward falls while the entropy changes."""
     loss = run.loss
     if len(loss) and math.isnan(loss.values[-1]):
         return loss.steps[-1], "The loss is not a number"
@@ -130,7 +129,8 @@ def _broken_policy(run: History) -> Found:
     )
 
 
-def _entropy_collapse(run: History) -> Found:
+def entropy_collapse(run: History) -> Found:
+    """The entropy falls, and the reward does not rise."""
     entropy, reward = run(ENTROPY), run(REWARD)
     if len(entropy) < 2 * FEW or not len(reward):
         return None
@@ -144,7 +144,8 @@ def _entropy_collapse(run: History) -> Found:
     )
 
 
-def _length_drift(run: History) -> Found:
+def length_drift(run: History) -> Found:
+    """The length of the answers changes, and they get no better."""
     length, cut, reward = run(LENGTH), run(CUT), run(REWARD)
     if len(length) < 2 * FEW or not len(reward):
         return None
@@ -160,7 +161,8 @@ def _length_drift(run: History) -> Found:
     return since, text
 
 
-def _reward_part(run: History) -> Found:
+def reward_part(run: History) -> Found:
+    """One part of the reward differs much more than another."""
     ranges: dict[str, list[float]] = {}
     for _, parts in run.ranges:
         for name, value in parts.items():
@@ -179,7 +181,8 @@ def _reward_part(run: History) -> Found:
     )
 
 
-def _held_out_falls(run: History) -> Found:
+def held_out_falls(run: History) -> Found:
+    """The reward rises, and that of held-out problems falls."""
     train, test = run(REWARD), run(TEST_REWARD)
     if len(test) < 4 or len(train) < 2 * FEW:
         return None
@@ -199,7 +202,8 @@ def _held_out_falls(run: History) -> Found:
     )
 
 
-def _loss_spike(run: History) -> Found:
+def loss_spike(run: History) -> Found:
+    """The loss of one batch is far above that of the others."""
     loss = run.loss
     if len(loss) < 10:
         return None
@@ -216,7 +220,8 @@ def _loss_spike(run: History) -> Found:
     return loss.steps[-3], f"The loss of one batch is {value:.3g}, and was {usual:.3g} before"
 
 
-def _rate_too_low(run: History) -> Found:
+def rate_too_low(run: History) -> Found:
+    """Neither the loss nor the policy moves."""
     return _flat_loss(run) or _flat_policy(run)
 
 
@@ -268,7 +273,8 @@ def _flat_policy(run: History) -> Found:
     )
 
 
-def _overfitting(run: History) -> Found:
+def overfitting(run: History) -> Found:
+    """The held-out loss rises, and that of the training data falls."""
     loss, test = run.loss, run.held_out
     if len(test) < 3 or len(loss) < FEW:
         return None
@@ -285,7 +291,8 @@ def _overfitting(run: History) -> Found:
     )
 
 
-def _chosen_falls(run: History) -> Found:
+def chosen_falls(run: History) -> Found:
+    """DPO makes the chosen answers less likely."""
     nll = run("test/nll")
     # A nat a token: each token of the chosen answers is three times less likely.
     if not len(run("margin")) or len(nll) < 3 or min(nll.values[-2:]) < nll.values[0] + 1:
@@ -296,141 +303,10 @@ def _chosen_falls(run: History) -> Found:
     )
 
 
-def _duplicates(run: History) -> Found:
+def duplicates(run: History) -> Found:
+    """Rows of the data are equal."""
     share = run(DUPLICATES)
     # A fifth: fewer change little more than the weights of some examples.
     if not len(share) or share.values[0] < 0.2:
         return None
     return max(share.steps[0], 1), f"{share.values[0]:.0%} of the rows are equal to an earlier one"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How a cause is found and what to change.
-
-    ``change`` is a factor for the value of ``setting``, or another value for it; ``hint`` is what
-    else helps. ``once`` is for a cause of a single step. Of a ``family`` only the first is named.
-    """
-
-    holds: Callable[[History], Found]
-    setting: str = ""
-    change: float | str = ""
-    hint: str = ""
-    once: bool = False
-    family: str = ""
-
-
-def _equal(name: str, setting: str = "", change: float | str = "", hint: str = "") -> Rule:
-    return Rule(rule_of(name), setting, change, hint, family="equal rewards")
-
-
-# In this order they are listed: a cause stands before those that follow from it.
-CAUSES: dict[str, Rule] = {
-    "no_turn": Rule(
-        _in_steps(
-            lambda row: row.get("env/all/total_turns") == 0,
-            "No episode has an answer: the first prompts are too long, or rollouts failed",
-        ),
-        "max_trajectory_tokens",
-        2.0,
-        "shorten the prompts",
-    ),
-    "all_masked": Rule(
-        _in_steps(
-            lambda row: row.get(UNTRAINED, 0) > 0.99,
-            "No answer is trained on: each is empty, or masked because it is malformed",
-        ),
-        "mask_error_turns",
-        "False",
-        "show the format in the prompt",
-    ),
-    "group_of_one": Rule(
-        # A teacher or a reference gives a signal to a single sample, too.
-        _in_steps(
-            lambda row: (
-                row.get("env/all/by_group/size") == 1 and not {TEACHER, "kl_policy_base"} & {*row}
-            ),
-            "Groups have one sample, which cannot be compared with others",
-        ),
-        "group_size",
-        "4",
-    ),
-    "teacher_agrees": Rule(
-        _in_steps(
-            lambda row: TEACHER in row and row.get("optim/num_steps") == 0,
-            "Teacher and student give every token the same probability",
-        ),
-        hint="give the teacher other weights, another base model, or a prompt of its own",
-    ),
-    "duplicates": Rule(
-        _duplicates, hint="remove equal rows from the data; data_report.txt names the first"
-    ),
-    "stale_samples": Rule(
-        _stale, "max_steps_off_policy", 0.5, "or lower learning_rate", family="KL"
-    ),
-    "high_kl": Rule(
-        _high_kl,
-        "num_substeps",
-        0.5,
-        "if it is as high at the first step, sample at temperature=1 and try dtype=float32",
-        family="KL",
-    ),
-    "learning_rate_too_high": Rule(
-        _rate_too_high, "learning_rate", 0.1, "start again from a checkpoint before it"
-    ),
-    "loss_spike": Rule(
-        _loss_spike,
-        "grad_clip_norm",
-        "1",
-        "look at the examples with the highest loss: they may be damaged",
-        once=True,
-    ),
-    "chosen_falls": Rule(_chosen_falls, "dpo_beta", 3.0, "or lower learning_rate"),
-    "entropy_collapse": Rule(
-        _entropy_collapse, "kl_penalty_coef", "0.01", "or lower learning_rate"
-    ),
-    "length_drift": Rule(
-        _length_drift, hint="take the length out of the reward, or limit it there"
-    ),
-    "held_out_falls": Rule(
-        _held_out_falls,
-        "best_metric",
-        TEST_REWARD,
-        "it keeps the best checkpoint; read episodes with a high reward: they may deserve none",
-    ),
-    "same_text": _equal("same_text", "temperature", "1", "leave out top_p and top_k"),
-    "empty": _equal("empty", "renderer_name", hint="check that it fits the model"),
-    "cut_off": _equal("cut_off", "max_tokens", 2.0, "or ask for shorter answers in the prompt"),
-    "format": _equal(
-        "format",
-        "renderer_name",
-        hint="check that it fits the model; show the format in the prompt; compare check_format "
-        "with the answers",
-    ),
-    "one_reward": _equal("one_reward", hint="look at the code that computes the reward"),
-    "all_good": _equal(
-        "all_good",
-        hint="use harder problems, or stop; if answers look wrong, the grader accepts every answer",
-    ),
-    "all_bad": _equal(
-        "all_bad",
-        "group_size",
-        2.0,
-        "or use easier problems, examples in the prompt, or supervised training first",
-    ),
-    "all_constant": _equal(
-        "all_constant", "group_size", 2.0, "or use problems of medium difficulty"
-    ),
-    "reward_part": Rule(
-        _reward_part, hint="scale the parts of the reward so that they differ alike"
-    ),
-    "overfitting": Rule(
-        _overfitting,
-        "num_epochs",
-        0.5,
-        "or keep the best checkpoint with best_metric=test/nll; use more data",
-    ),
-    "learning_rate_too_low": Rule(
-        _rate_too_low, "learning_rate", 10.0, "get_lr(model_name) recommends a rate"
-    ),
-}
