@@ -16,6 +16,14 @@ _SCRIPTS = (
     "timing", "tree", "draw",
 )  # fmt: skip
 
+_INNER = r"`(?:\\.|[^`\\])*`"
+_TEMPLATE = rf"`(?:\\.|\$\{{(?:\{{[^{{}}`]*\}}|[^`{{}}]|{_INNER})*\}}|\$(?!\{{)|[^`\\$])*`"
+_TEXT_OR_SPACE = re.compile(
+    rf'("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|{_TEMPLATE})|(?<!:) +//[^\n]*'
+    r"|(?<![-+ ]) *([-+]) *(?![-+ ])| *([=(){}\[\],;:?<>&|*!]) *"
+)
+"""A text, which stays (group 1); a comment; or a sign whose spaces are not needed."""
+
 
 def head_html(title: str, *sheets: str, base: str | None = None) -> str:
     """Returns the content of ``<head>``: the title and the style, which ``sheets`` extend; ``base``
@@ -44,10 +52,9 @@ def page_html(embedded: str = "", start: str = "") -> tuple[str, str]:
     """
     style = (_FOLDER / "view.css").read_text()
     script = "\n".join((_FOLDER / f"{name}.js").read_text() for name in _SCRIPTS)
-    # A report is sent by mail, so comments and spaces stay out. No text spans lines.
+    # A report is sent by mail, so comments and spaces stay out; texts and line ends remain.
     script = re.sub(r"(?m)^ *(//.*|/?\*.*)?\n|^ +", "", script)
-    # No text has these.
-    script = re.sub(r" (=|=>|[!=]==|&&|\|\||\?) |(?<=\{) | (?=\})", r"\1", script)
+    script = _TEXT_OR_SPACE.sub(lambda found: found[1] or found[2] or found[3] or "", script)
     hashes = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in (style, script)
