@@ -26,6 +26,7 @@ from tinker_cookbook.run.scan import RunFolder, find_run_folders, read_run_folde
 from tinker_cookbook.training.diagnosis.causes import causes_of
 from tinker_cookbook.view import evaluations
 from tinker_cookbook.view.evidence import add_evidence
+from tinker_cookbook.view.explain import checked, explained
 from tinker_cookbook.view.files import has_files
 
 _MAX_POINTS = 1000
@@ -74,12 +75,14 @@ class Runs:
     def run(self, name: str) -> dict[str, Any]:
         """Returns the settings, the metrics by name, and the steps with a record of a run."""
         run = self._run(self.path_of(name))
+        metrics = metrics_of(run.rows)
         return _list_row(run, name) | {
             "config": flat(run.config),
-            "metrics": {name: thinned(one) for name, one in metrics_of(run.rows).items()},
+            "metrics": {name: thinned(one) for name, one in metrics.items()},
             "axes": axes_of(run.rows),
             "record": {str(step): splits for step, splits in Record(run.path).steps().items()},
-            "causes": self._causes(run),
+            "causes": [explained(one, metrics) for one in self._causes(run)],
+            "checked": checked(run.rows, run.config),
             "has": has_files(run.path),
             "error": run.error,
             "problem": run.problem,
@@ -189,12 +192,14 @@ def metrics_of(rows: Iterable[Row]) -> dict[str, Series]:
 
 
 def axes_of(rows: Iterable[Row]) -> Series:
-    """Returns the steps of a run, and the trained tokens and minutes up to each."""
+    """Returns the steps of a run, and the trained tokens and minutes up to each, with those of
+    evaluations."""
     steps, tokens, minutes = [], [], []
     trained = seconds = 0.0
     for row in rows:
         if type(row.get("step")) is int:
             seconds += float(row.get("time/total", row.get("time/step")) or 0.0)
+            seconds += float(row.get("time/eval") or 0.0)
             trained = float(row.get("tokens/cumulative/trained") or trained)
             steps.append(row["step"])
             tokens.append(trained)
@@ -203,7 +208,10 @@ def axes_of(rows: Iterable[Row]) -> Series:
 
 
 def thinned(series: Series) -> Series:
-    """Returns a series of at most ``_MAX_POINTS`` points, which has all of its extremes."""
+    """Returns a series of about ``_MAX_POINTS`` points, which has all of its extremes and the last.
+
+    ``gaps`` are the points that come later than the series usually has one.
+    """
     steps, values = series["steps"], series["values"]
     kept = list(range(len(values)))
     if len(values) > _MAX_POINTS:
@@ -215,5 +223,8 @@ def thinned(series: Series) -> Series:
             # One NaN or infinity stands for those of its part.
             odd = part[~np.isfinite(numbers[part])][:1]
             kept += sorted({*map(int, ends), *odd.tolist()})
+        kept += [] if kept[-1] == len(values) - 1 else [len(values) - 1]
     shown = (v if type(v) is str else float(f"{v:.6g}") for v in (values[i] for i in kept))
-    return {"steps": [steps[i] for i in kept], "values": [*shown]}
+    usual = 1.5 * np.median(np.diff(steps)) if len(steps) > 1 else 0
+    gaps = [k for k, i in enumerate(kept[1:], 1) if steps[i] - steps[i - 1] > usual]
+    return {"steps": [steps[i] for i in kept], "values": [*shown], "gaps": gaps}

@@ -115,7 +115,8 @@ def examples(path: Path, rows: Rows) -> dict[str, Any]:
 
 
 def groups(path: Path, rows: Rows, with_images: bool = True) -> dict[int, Any]:
-    """Returns the episodes of each group, token by token, the texts of its tokens, and images."""
+    """Returns the episodes of each group, token by token, the texts of its tokens, images, and the
+    numbers of the groups beside it."""
     found: dict[int, dict[int, dict[str, Any]]] = {}
     for row in rows:
         members = found.setdefault(row["group"], {})
@@ -129,6 +130,7 @@ def groups(path: Path, rows: Rows, with_images: bool = True) -> dict[int, Any]:
             "members": list(members.values()),
             "tokens": {token: texts[token] for token in used[number] if token in texts},
             "pictures": _pictures(path, members.values()) if with_images else {},
+            **_beside(number, [*found]),
         }
         for number, members in found.items()
     }
@@ -137,8 +139,17 @@ def groups(path: Path, rows: Rows, with_images: bool = True) -> dict[int, Any]:
 def group(path: Path, step: int, split: str, number: int) -> dict[str, Any]:
     """Returns one of the ``groups`` of a step; empty if there is none."""
     table = Record(path).table(step, split)
-    rows = [] if table is None else _where(table, "group", number).to_pylist()
-    return groups(path, rows).get(number, {})
+    if table is None:
+        return {}
+    found = groups(path, _where(table, "group", number).to_pylist()).get(number, {})
+    return found and found | _beside(number, table["group"].to_pylist())
+
+
+def _beside(number: int, numbers: list[int]) -> dict[str, int | None]:
+    return {
+        "before": max((one for one in numbers if one < number), default=None),
+        "after": min((one for one in numbers if one > number), default=None),
+    }
 
 
 def _episode(row: Mapping[str, Any]) -> dict[str, Any]:

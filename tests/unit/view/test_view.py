@@ -160,8 +160,7 @@ def test_a_report_shows_text_as_text(tmp_path, browser):
     report = write_report(runs, tmp_path / "report.html")
     browser.open(report.as_uri())
     assert SHOWN in shown(browser, "", "2 of 2 runs")
-    browser.run("(settings.all = true, 1)")
-    text = shown(browser, "run=one&tab=curves", "4 of 4 metrics")
+    text = shown(browser, "run=one&tab=curves&all=true", "4 of 4 metrics")
     assert SHOWN in text  # the name of a metric
     assert browser.run("document.querySelectorAll('svg .odd').length") == 1  # NaN is a cross
     assert "2 of 4 episodes" not in shown(browser, "run=one&tab=episodes&step=2", "4 of 4 episodes")

@@ -72,26 +72,33 @@ const begin = document.getElementById("page").dataset.start;
 function state() { return Object.fromEntries(new URLSearchParams(location.hash.slice(1) || begin)); }
 function link(changes, base = state()) {
   const next = { ...base, ...changes };
+  for (const [name, usual] of Object.entries(DEFAULTS)) next[name] = settings[name] === usual ? null : settings[name];
   for (const name of Object.keys(next)) if (next[name] === null || next[name] === undefined) delete next[name];
   return "#" + new URLSearchParams(next);
 }
 const chosen = new Set();  // runs to compare
-const settings = { smooth: 0, log: false, x: "step", filter: "", overlay: "logprob", show: "tokens", order: "group", sort: "updated", down: true };
-/** Makes a handler that keeps the value of a field in a setting and draws again. */
-function keep(name, read = (field) => field.value) {
-  return (event) => {
-    settings[name] = read(event.target);
-    clearTimeout(keep.timer);
-    keep.timer = setTimeout(redraw, event.type === "input" ? 200 : 0);  // not at each key
-  };
+// Filters, axes and colours; the address has those that differ from these.
+const DEFAULTS = { smooth: 0, log: false, all: false, x: "step", filter: "", overlay: "logprob", loss: true, show: "tokens", order: "group", sort: "updated", down: true,
+  text: "", runs: "", key: "", stop: "", tag: "", low: "", high: "", kind: "all", pairs: "differ" };
+const settings = { ...DEFAULTS };
+function readSettings() {
+  const now = state();
+  for (const [name, usual] of Object.entries(DEFAULTS)) settings[name] = now[name] === undefined ? usual : typeof usual === "string" ? now[name] : JSON.parse(now[name]);
 }
-function search(name, label) { return make("input", { type: "search", placeholder: label, "aria-label": label, value: settings[name] || "", oninput: keep(name) }); }
+/** Changes settings and draws again; not at each key of a text. */
+function set(changes, wait = 0) {
+  Object.assign(settings, changes);
+  clearTimeout(set.timer);
+  set.timer = setTimeout(() => { history.replaceState(null, "", address = link({})); redraw(); }, wait);
+}
+/** Makes a handler that keeps the value of a field in a setting. */
+function keep(name, read = (field) => field.value) { return (event) => set({ [name]: read(event.target) }, event.type === "input" ? 200 : 0); }
+function search(name, label) { return make("input", { type: "search", placeholder: label, "aria-label": label, value: settings[name], oninput: keep(name) }); }
 function control(label, input) { input.setAttribute("aria-label", label); return make("label", {}, label, input); }
-function choice(label, name, options, fallback = "") {
-  const now = settings[name] ?? fallback;
-  return control(label, make("select", { onchange: keep(name) }, options.map((one) => { const [value, text] = [one].flat(); return make("option", { value, selected: value === now }, text ?? value); })));
-}
-function tick(label, name) { return control(label, make("input", { type: "checkbox", checked: Boolean(settings[name]), onchange: keep(name, (field) => field.checked) })); }
+/** A list of [value, text] or values, of which `now` is chosen. */
+function select(options, now, onchange, label) { return make("select", { onchange, "aria-label": label }, options.map((one) => { const [value, text] = [one].flat(); return make("option", { value, selected: value === now }, text ?? value); })); }
+function choice(label, name, options) { return control(label, select(options, settings[name], keep(name))); }
+function tick(label, name) { return control(label, make("input", { type: "checkbox", checked: settings[name], onchange: keep(name, (field) => field.checked) })); }
 function quiet(...content) { return make("span", { class: "quiet" }, content); }
 function note(...content) { return make("div", { class: "note" }, content); }
 function bar(...content) { return make("div", { class: "bar" }, content); }
@@ -102,7 +109,7 @@ function bar(...content) { return make("div", { class: "bar" }, content); }
 function table(titles, rows, kind = "") {
   const names = titles.map((title) => [title].flat()), number = names.map(([name]) => name.startsWith("#") ? "number" : null);
   const head = names.map(([name, element], i) => make("th", { class: number[i], scope: "col" }, element ?? name.replace("#", "")));
-  const body = rows.map((row) => make("tr", {}, row.map((cell, i) => make("td", { class: number[i] }, cell ?? ""))));
+  const body = rows.map((row) => make("tr", {}, row.map((cell, i) => make("td", { class: number[i], "data-title": names[i][0].replace("#", "") }, cell ?? ""))));
   return make("div", { class: `scroll ${kind}` }, make("table", {}, make("thead", {}, make("tr", {}, head)), make("tbody", {}, body)));
 }
 function first(limit, total) { return total > limit ? quiet(`The first ${limit} of ${total} are shown; filters find others.`) : null; }

@@ -46,7 +46,7 @@ function range(values, margin) {
 
 /**
  * Draws series [{label, i, xs, values, at}] as lines; `at(k)` opens what made point k.
- * A value that is a text (nan, inf) is a cross at the edge. The positions on the x axis ascend.
+ * `gaps` are the points before which the line has a gap. A value that is a text (nan, inf) is a cross at the edge. The positions on the x axis ascend.
  */
 function chart(series, title, { x = settings.x, logX = false, dots = false } = {}) {
   const W = 420, H = 190, L = 46, R = 10, T = 10, B = 20;
@@ -57,7 +57,7 @@ function chart(series, title, { x = settings.x, logX = false, dots = false } = {
   const [y0, y1] = range(lines.flatMap((one) => one.values.filter(isNumber).map(f)), (value) => Math.abs(value) * 0.1 || 0.5);
   const px = (value) => L + (W - L - R) * (g(value) - x0) / (x1 - x0);
   const py = (value) => isNumber(value) ? T + (H - T - B) * (1 - (f(value) - y0) / (y1 - y0)) : value === "-inf" ? H - B : T;
-  const svg = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": title, class: "live", tabindex: 0 });
+  const svg = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": title, class: series.some((one) => one.at) ? "live" : null, tabindex: 0 });
   for (const y of ticks(y0, y1, 4, log)) {
     const value = log ? 10 ** y : y;
     svg.append(make("line", { class: "grid", x1: L, x2: W - R, y1: py(value), y2: py(value) }), make("text", { x: L - 4, y: py(value) + 3, "text-anchor": "end" }, short(value)));
@@ -66,11 +66,12 @@ function chart(series, title, { x = settings.x, logX = false, dots = false } = {
   for (const at of ticks(x0, x1, 5, logX).filter(whole)) { const value = logX ? 10 ** at : at; svg.append(make("text", { x: px(value), y: H - 6, "text-anchor": "middle" }, short(value))); }
   if (settings.log && !positive) svg.append(make("text", { x: W - R, y: H - B - 4, "text-anchor": "end" }, "not logarithmic: has values ≤ 0"));
   for (const one of lines) {
-    const path = (values) => values.map((value, k) => isNumber(value) ? `${k && isNumber(values[k - 1]) ? "L" : "M"}${px(one.xs[k]).toFixed(1)},${py(value).toFixed(1)}` : "").join("");
+    const joined = (k) => isNumber(one.values[k - 1]) && isNumber(one.values[k]) && !one.gaps?.includes(k);
+    const path = (values) => values.map((value, k) => isNumber(value) ? `${joined(k) ? "L" : "M"}${px(one.xs[k]).toFixed(1)},${py(value).toFixed(1)}` : "").join("");
     if (settings.smooth) svg.append(make("path", { class: "raw", d: path(one.values), ...line(one.i) }));
     svg.append(make("path", { class: "line", d: path(one.smooth), ...line(one.i) }));
     one.values.forEach((value, k) => {
-      const alone = !isNumber(one.values[k - 1]) && !isNumber(one.values[k + 1]);
+      const alone = !joined(k) && !joined(k + 1);
       if (!isNumber(value)) svg.append(make("text", { class: "odd", x: px(one.xs[k]), y: py(value) + 4, "text-anchor": "middle" }, "✕"));
       else if (dots || alone) svg.append(make("circle", { cx: px(one.xs[k]), cy: py(value), r: 3, fill: COLOURS[one.i % COLOURS.length] }));
     });
@@ -88,7 +89,7 @@ function chart(series, title, { x = settings.x, logX = false, dots = false } = {
     cursor.setAttribute("visibility", "visible");
     const rows = lines.map((one) => `${lines.length > 1 ? one.label + "  " : ""}${short(one.values[nearest(one, value)])}`);
     const box = svg.getBoundingClientRect();
-    showTip(clientX ?? box.left + where / W * box.width, clientY ?? box.top, `${x} ${short(main.xs[k])}\n${rows.join("\n")}`);
+    showTip(clientX ?? box.left + where / W * box.width, clientY ?? box.top, `${x} ${short(main.xs[k])}\n${rows.join("\n")}${main.at ? "" : "\nIts examples are not recorded."}`);
     return [main, k];
   };
   const place = (event) => {

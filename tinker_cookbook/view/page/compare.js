@@ -12,7 +12,7 @@ async function commonProblems(runs, step, split) {
   if (!rows.length) return note("At this step these runs have no problem in common. Evaluations on one test set have.");
   const most = Math.max(1e-9, ...rows.flatMap((row) => row.rewards.map(Math.abs)));
   return [quiet(`${rows.length} problems that these runs have in common, the largest difference first`), table(["end of the prompt", ...runs.map((run) => `#${run.title}`), ""],
-    rows.slice(0, 500).map((row) => [make("div", { class: "preview end wide" }, row.prompt.trim()), ...row.rewards.map((reward) => make("span", { class: "dots" }, chip(reward, most, {}))), make("a", { href: link({ problem: row.key }) }, "answers")]))];
+    rows.slice(0, 500).map((row) => [make("div", { class: "preview end wide" }, row.prompt.trim()), ...row.rewards.map((reward) => make("span", { class: "dots" }, chip(reward, most, {}))), make("a", { href: link({ problem: row.key, step, split }) }, "answers")]))];
 }
 
 async function problemView(runs, problem) {
@@ -22,23 +22,36 @@ async function problemView(runs, problem) {
   if (!rows.length) return [note("No step of this run has this problem. ", make("a", { href: link({ problem: null }) }, "back"))];
   const most = Math.max(1e-9, ...rows.flatMap((row) => row.rewards.map((reward) => Math.abs(reward) || 0)));
   const key = (row, member) => [row.i, row.step, row.split, row.group, member].join("~");
-  // By default the first answer of the first row, and that of the last row.
-  const { a = key(rows[0], 0), b = key(rows[rows.length - 1], 0) } = state();
-  const series = runs.map((run, i) => { const own = rows.filter((row) => row.i === i); return { label: run.title, i, xs: own.map((row) => row.step), values: own.map((row) => mean(row.rewards.filter(isNumber))), at: (k) => { location.hash = link({ a: b, b: key(own[k], 0) }); } }; }).filter((one) => one.xs.length);
-  const cells = rows.map((row) => [runs.length > 1 ? legend(row.i, runs[row.i].title) : null, make("a", { href: link({ run: runs[row.i].name, tab: "episodes", step: row.step, split: row.split, group: row.group }, {}) }, `${row.step}`), row.split,
+  // By default the first answers of two runs at the step one comes from, or at their last step in
+  // common; of one run the first and the last of a split.
+  const { step = Infinity, split } = state(), train = rows.filter((row) => row.split === (split ?? "train")), own = train.length ? train : rows;
+  const pairs = rows.flatMap((x) => x.i ? [] : rows.filter((y) => y.i === 1 && y.step === x.step && y.split === x.split).map((y) => [x, y]));
+  const pair = pairs.findLast(([row]) => row.step <= step && row.split === (split ?? row.split)) ?? pairs.at(-1) ?? [own[0], own.at(-1)];
+  const { a = key(pair[0], 0), b = key(pair[1], 0) } = state();
+  // A line for each run and split; a step may have several groups of a problem.
+  const lines = new Map();
+  for (const row of rows) {
+    row.label = [runs.length > 1 ? runs[row.i].title : null, row.split].filter(Boolean).join(", ");
+    if (!lines.has(row.label)) lines.set(row.label, new Map());
+    const line = lines.get(row.label);
+    line.set(row.step, [...line.get(row.step) || [], row]);
+  }
+  const labels = [...lines.keys()];
+  const series = [...lines.values()].map((steps, i) => { const own = [...steps.values()]; return { label: labels[i], i, xs: [...steps.keys()], values: own.map((same) => mean(same.flatMap((row) => row.rewards).filter(isNumber))), at: (k) => { location.hash = link({ a: b, b: key(own[k][0], 0) }); } }; });
+  const cells = rows.map((row) => [labels.length > 1 ? legend(labels.indexOf(row.label), runs.length > 1 ? runs[row.i].title : "") : null, make("a", { href: link({ run: runs[row.i].name, tab: "episodes", step: row.step, split: row.split, group: row.group }, {}) }, `${row.step}`), row.split,
     make("span", { class: "dots" }, row.rewards.map((reward, member) => { const here = key(row, member), mark = here === a ? "A " : here === b ? "B " : null; return chip(reward, most, { href: link({ a: b, b: here }), class: mark ? "picked" : null, "aria-label": `compare member ${member} of step ${row.step}` }, mark); })),
     make("div", { class: "preview wide" }, textOf(row.answer, row.tokens))]);
   const listed = table([runs.length > 1 ? "run" : "", "step", "split", "rewards", "first answer"], cells);
   return [bar(make("b", {}, "One problem over the steps"), make("a", { href: link({ problem: null, a: null, b: null }) }, "back"), found.map((one) => one.of > one.searched ? quiet(`Only the last ${one.searched} files of the record were searched.`) : null), quiet("A click on a reward compares this answer with the one that was clicked before.")),
     pieces(found.find((one) => one.prompt).prompt, found.find((one) => one.prompt).tokens, "tokens prompt"), await twoAnswers(runs, a, b),
-    make("div", { class: "charts" }, make("figure", {}, make("figcaption", {}, make("span", {}, "mean reward of this problem")), chart(series, "mean reward of this problem", { x: "step", dots: true }))), listed];
+    make("div", { class: "charts" }, make("figure", {}, make("figcaption", {}, make("span", {}, "mean reward of this problem")), chart(series, "mean reward of this problem", { x: "step", dots: true }), labels.length > 1 ? make("div", { class: "legends" }, labels.map((label, i) => legend(i, label))) : null)), listed];
 }
 
 async function twoAnswers(runs, a, b) {
   const sides = await Promise.all([a, b].map(async (key) => {
     const [i, step, split, group, member] = key.split("~"), run = runs[i];
     const found = run ? await get("group", { name: run.name, step, split, group }) : {}, one = found.members?.[member];
-    return one && { title: `${runs.length > 1 ? `${run.title}, ` : ""}step ${step}, member ${member}`, reward: one.reward, stop: one.stop, text: one.turns.map((turn) => textOf(turn.answer, found.tokens)).join("\n⏎\n") };
+    return one && { title: `${runs.length > 1 ? `${run.title}, ` : ""}step ${step}, ${split}, group ${group}, member ${member}`, reward: one.reward, stop: one.stop, text: one.turns.map((turn) => textOf(turn.answer, found.tokens)).join("\n⏎\n") };
   }));
   return sides.every(Boolean) ? diffView(sides) : note("One of these answers is not in the record.");
 }

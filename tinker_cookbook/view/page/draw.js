@@ -12,6 +12,7 @@ const TABS = {
 
 let keys = {}, drawn = 0, address;  // a key of the view: what it does, and how the list of keys describes it
 async function view() {
+  readSettings();
   const { run: asked, tab, list, eval: evaluation, sweep } = state();
   if (evaluation) return evaluationView();
   if (sweep) return sweepView();
@@ -37,16 +38,17 @@ async function redraw() {
     content = await view();
   } catch (error) {
     keys = {};
-    content = [make("header", {}, make("h1", {}, "Runs"), make("nav", {}, make("a", { href: "#list=runs" }, "All runs"))), make("main", {}, note(String(error.message || error)))];
+    content = [make("header", {}, make("h1", {}, "Runs"), make("nav", {}, make("a", { href: link({ list: "runs" }, {}) }, "All runs"))), make("main", {}, note(String(error.message || error)))];
   }
   if (number !== drawn) return;  // a later call has begun
   const active = document.activeElement, focus = active?.getAttribute("aria-label"), at = active?.selectionStart;
-  const scrolled = location.hash === address ? [...page.querySelectorAll(".scroll, .prompt")].map((one) => [one.scrollLeft, one.scrollTop]) : [];
+  const same = location.hash === address, scrolled = same ? [...page.querySelectorAll(".scroll, .prompt")].map((one) => [one.scrollLeft, one.scrollTop]) : [];
   address = location.hash;
   tip.hidden = true;
   page.replaceChildren(...content, tip);
   // The question is at the end of a long prompt.
   page.querySelectorAll(".scroll, .prompt").forEach((one, i) => { [one.scrollLeft, one.scrollTop] = scrolled[i] || [0, one.classList.contains("prompt") ? one.scrollHeight : 0]; });
+  if (!same) page.querySelector(".episode.chosen")?.scrollIntoView({ block: "center" });
   if (!focus) return;
   const again = page.querySelector(`[aria-label="${CSS.escape(focus)}"]`);
   again?.focus({ preventScroll: true });

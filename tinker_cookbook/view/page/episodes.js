@@ -3,16 +3,18 @@
 async function episodesView(runs) {
   const [run] = runs, { step: asked, group, problem } = state();
   if (problem) return problemView(runs, problem);
-  const recorded = runs.map((one) => Object.keys(one.record).map(Number)), steps = recorded[0].filter((step) => recorded.every((other) => other.includes(step)));
+  const all = [...new Set(Object.values(run.record).flat())], { split: askedSplit } = state(), wanted = all.includes(askedSplit);
+  const splits = (step) => (run.record[step] || []).filter((name) => (!wanted || name === askedSplit) && runs.every((one) => one.record[step]?.includes(name)));
+  const steps = Object.keys(run.record).map(Number).filter((step) => splits(step).length);
   if (!steps.length) return [note(runs.length > 1 ? "These runs have no recorded step in common." : "This run has no record of its episodes. Runs write one with record=full.")];
   // A row without a record, such as one of an evaluation, leads to the step before.
-  const step = asked === undefined ? steps[steps.length - 1] : steps.reduce((best, one) => one <= Number(asked) ? one : best, steps[0]);
-  const splits = run.record[step].filter((split) => runs.every((one) => one.record[step].includes(split))), split = splits.includes(state().split) ? state().split : mainSplit(splits);
-  const place = { name: run.name, step, split };
+  const step = asked === undefined ? steps.at(-1) : steps.findLast((one) => one <= Number(asked)) ?? steps[0];
+  const split = mainSplit(splits(step)), place = { name: run.name, step, split };
   keys.Escape = [() => { location.hash = link({ group: null, member: null }); }, "all groups of the step"];
-  const top = stepBar(steps, step,
-    splits.length > 1 ? control("of", make("select", { onchange: (event) => { location.hash = link({ split: event.target.value, group: null }); } }, splits.map((name) => make("option", { value: name, selected: name === split }, name)))) : quiet(split),
-    run.left_out ? quiet(run.left_out) : null);
+  const other = [step !== Number(asked ?? step) ? `Step ${asked} ${wanted ? `of ${split}` : ""} is not recorded; this is step ${step}.` : "", askedSplit && !wanted ? `${askedSplit} is not recorded; this is ${split}.` : ""].filter(Boolean);
+  const top = [stepBar(steps, step,
+    all.length > 1 ? control("of", select(all, split, (event) => { location.hash = link({ split: event.target.value, group: null, member: null }); })) : quiet(split),
+    run.left_out ? quiet(run.left_out) : null), other.length ? note(other.join(" ")) : null];
   if (runs.length > 1) return [top, await commonProblems(runs, step, split)];
   if (group !== undefined) return [top, ...await groupView(run, place, Number(group))];
   const found = await get("episodes", place);
@@ -50,34 +52,36 @@ async function groupsView(run, place, episodes) {
     make("span", { class: "dots" }, members.map((one) => chip(one.reward, most, { href: link({ group: number, step: place.step, split: place.split, member: one.member }), title: `member ${one.member}: ${one.stop}` }))),
     [...new Set(members.map((one) => one.stop))].join(", "), short(Math.round(mean(members.map((one) => one.tokens)))),
     make("div", { class: "preview end" }, (prompts.get(number) || "").slice(-90).trim()), make("div", { class: "preview" }, members[0].text),
-    make("a", { href: link({ problem: members[0].problem, group: null }) }, "over steps")]);
-  const limit = (label, name) => control(label, make("input", { type: "number", step: "any", value: settings[name] ?? "", oninput: keep(name) }));
+    make("a", { href: link({ problem: members[0].problem, group: null, step: place.step, split: place.split }) }, "over steps")]);
+  const limit = (label, name) => control(label, make("input", { type: "number", step: "any", value: settings[name], oninput: keep(name) }));
   return [bar(search("text", "search whole texts"), choice("stop", "stop", different((one) => one.stop)), different((one) => one.tags).length > 2 ? choice("tag", "tag", different((one) => one.tags)) : null,
     limit("reward ≥", "low"), limit("reward ≤", "high"), choice("order", "order", ["group", "lowest reward", "highest reward", "largest spread"]),
     quiet(`${wanted.length} of ${episodes.length} episodes`)),
-  table(["group", "rewards", "stop", "#tokens", "end of the prompt", "first answer", ""], cells), first(200, rows.length)];
+  table(["group", "rewards", "stop", "#tokens", "end of the prompt", "first answer", ""], cells, "stack"), first(200, rows.length)];
 }
 
 async function groupView(run, place, number) {
   const found = await get("group", { ...place, group: number }), { members, tokens, pictures } = found;
-  const next = (delta) => { location.hash = link({ group: Math.max(0, number + delta), member: null }); };
-  keys.ArrowUp = [() => next(-1), "the group before"];
-  keys.ArrowDown = [() => next(1), "the next group"];
+  const go = (next) => () => { if (isNumber(next)) location.hash = link({ group: next, member: null }); };
+  keys.ArrowUp = [go(found.before), "the group before"];
+  keys.ArrowDown = [go(found.after), "the next group"];
   if (!members || !members.length) return [note("This step has no such group. ", make("a", { href: link({ group: null }) }, "All groups of the step"))];
   const turns = members.flatMap((one) => one.turns);
   const overlays = Object.keys(OVERLAYS).filter((name) => name === "none" || name === "mask" || turns.some((turn) => isNumber(OVERLAYS[name].of(turn, 0))));
   const name = overlays.includes(settings.overlay) ? settings.overlay : overlays[0], overlay = OVERLAYS[name];
-  keys.o = [() => { settings.overlay = overlays[(overlays.indexOf(name) + 1) % overlays.length]; redraw(); }, "the next colouring"];
-  const most = Math.max(1e-9, ...turns.flatMap((turn) => (turn.advantages || []).map(Math.abs)));
+  keys.o = [() => set({ overlay: overlays[(overlays.indexOf(name) + 1) % overlays.length] }), "the next colouring"];
+  // One outlier leaves the others their colour.
+  const sizes = turns.flatMap((turn) => (turn.advantages || []).filter(Boolean).map(Math.abs)).sort((x, y) => x - y), limit = overlay.limit ?? sizes[Math.floor(0.95 * (sizes.length - 1))] ?? 1;
+  const end = (sign) => name === "mask" ? "" : short(sign * limit), logged = run.config.num_groups_to_log ?? Infinity;
   const ramp = make("i"); ramp.style.background = `linear-gradient(90deg, ${overlay.low ? tint(-1) : "transparent"}, transparent, ${overlay.high ? tint(1) : "transparent"})`;
   const hasMessages = members.some((one) => one.messages);
   const top = bar(make("b", {}, `group ${number}`), make("a", { href: link({ group: null, member: null }) }, "all groups"), make("a", { href: link({ group: null, member: null, problem: members[0].problem }) }, "over steps"),
-    run.has.includes("tree") ? make("a", { href: link({ tab: "tree", file: treeFile(place) }, { run: run.name }) }, "logs") : null,
+    !run.has.includes("tree") ? null : number < logged ? make("a", { href: link({ tab: "tree", file: treeFile(place) }, { run: run.name }) }, "logs") : quiet(`not in the logs: num_groups_to_log=${logged}`),
     hasMessages ? choice("show", "show", ["tokens", "messages"]) : null,
     choice("colour", "overlay", overlays.map((one) => [one, OVERLAYS[one].label])),
-    name === "none" ? null : make("span", { class: "legend" }, make("span", { class: overlay.high && overlay.low ? "negative" : null }, overlay.low ?? ""), ramp, overlay.high ?? "", overlay.text ? `, ${overlay.text}` : null));
+    name === "none" ? null : make("span", { class: "legend" }, make("span", { class: overlay.high && overlay.low ? "negative" : null }, overlay.low ? `${overlay.low} ${end(-1)}` : ""), ramp, overlay.high ? `${end(1)} ${overlay.high}` : "0", overlay.text ? `, ${overlay.text}` : null));
   const prompt = members[0].turns[0]?.prompt;
   const same = prompt?.length && members.every((one) => one.turns[0]?.prompt.join() === prompt.join());
   const shared = same && !(settings.show === "messages" && hasMessages) ? [make("div", { class: "facts" }, "prompt of all members"), pieces(prompt, tokens, "tokens prompt", null, members[0].turns[0].images, 0, pictures)] : null;
-  return [top, shared, make("div", { class: "members" }, members.map((one) => episode(one, found, overlay, most, same, String(one.member) === state().member)))];
+  return [top, shared, make("div", { class: "members" }, members.map((one) => episode(one, found, overlay, limit, same, String(one.member) === state().member)))];
 }

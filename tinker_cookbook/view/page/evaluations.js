@@ -41,7 +41,7 @@ async function answersView(evaluation, task) {
   const { answers: all } = await get("answers", { name: evaluation.name, task });
   const kinds = { all: () => true, right: (one) => !one.error && one.reward >= 1, wrong: (one) => !one.error && one.reward < 1, "cut off": (one) => one.truncated, errors: (one) => one.error };
   const wanted = all.filter(kinds[settings.kind] || kinds.all).filter((one) => matches(`${one.id} ${one.messages.map((turn) => turn.content).join("\n")}`, settings.text));
-  return [bar(search("text", "search whole texts"), choice("show", "kind", Object.keys(kinds), "all"), quiet(`${wanted.length} of ${all.length} answers`)),
+  return [bar(search("text", "search whole texts"), choice("show", "kind", Object.keys(kinds)), quiet(`${wanted.length} of ${all.length} answers`)),
     make("div", { class: "members" }, wanted.slice(0, 100).map((one) => make("section", { class: "episode" }, make("h3", {}, one.id, make("span", {}, one.error ? "error" : `reward ${short(one.reward)}`), one.truncated ? quiet("cut off") : null, evaluation.tasks[task].recorded ? make("a", { href: link({ run: `${evaluation.name}/${task}`, tab: "episodes", step: 0, group: one.group, member: one.sample }, {}) }, "tokens") : null), messages(one.messages), one.error ? note(one.error) : null, facts(one.logs)))),
     first(100, wanted.length)];
 }
@@ -54,7 +54,7 @@ async function verdictView(found, task) {
   const kind = kinds[settings.pairs] || kinds.differ;
   const pairs = [...maps[0]].filter(([id, one]) => maps[1].has(id) && kind(one, maps[1].get(id)) && matches(`${questionText(one)} ${answerText(one)} ${answerText(maps[1].get(id))}`, settings.text));
   return [note(make("b", {}, text[0]), text.slice(1).map((sentence) => make("div", {}, sentence)), make("div", { class: "quiet" }, `a is ${a.title}, b is ${b.title}.`, found.length > 2 ? " Only the first two are compared." : "")),
-    bar(search("text", "search whole texts"), choice("show", "pairs", Object.keys(kinds), "differ"), quiet(`${pairs.length} of ${maps[0].size} answers`)),
+    bar(search("text", "search whole texts"), choice("show", "pairs", Object.keys(kinds)), quiet(`${pairs.length} of ${maps[0].size} answers`)),
     pairs.slice(0, 50).map(([id, one]) => make("section", {}, make("h3", {}, id), make("div", { class: "tokens prompt", dir: "auto" }, questionText(one)),
       diffView([one, maps[1].get(id)].map((side, i) => ({ title: found[i].title, reward: side.error ? "error" : side.reward, stop: side.truncated ? "cut off" : "", text: answerText(side) }))))),
     first(50, pairs.length)];

@@ -28,11 +28,12 @@ function sorted(rows, columns) {
 function sortTitles(columns) {
   return Object.entries(columns).map(([key, [title]]) => {
     const now = settings.sort === key;
-    return [title, make("button", { class: "plain", "aria-label": `sort by ${title.replace("#", "")}`, onclick: () => { settings.down = now ? !settings.down : title.startsWith("#"); settings.sort = key; redraw(); } }, title.replace("#", ""), now ? (settings.down ? " ↓" : " ↑") : "")];
+    return [title, make("button", { class: "plain", "aria-label": `sort by ${title.replace("#", "")}`, onclick: () => set({ down: now ? !settings.down : title.startsWith("#"), sort: key }) }, title.replace("#", ""), now ? (settings.down ? " ↓" : " ↑") : "")];
   });
 }
 
-function matches(text, query) { return (query || "").toLowerCase().split(/\s+/).every((word) => text.toLowerCase().includes(word)); }
+const spaced = (name) => name.replaceAll("_", " ");
+function matches(text, query) { return query.toLowerCase().split(/\s+/).every((word) => text.toLowerCase().includes(word)); }
 
 /** Boxes that choose items to compare, and the link to the comparison. */
 function chooser(items, label, address) {
@@ -50,17 +51,17 @@ function runsTable(runs) {
   const shown = sorted(runs.filter((run) => matches([run.name, run.recipe, run.model, run.state, ...run.causes].join(" "), settings.runs)), columns);
   const [box, compare] = chooser(runs, "runs", (names) => link({ run: names, tab: "curves" }, {}));
   const cells = {
-    name: (run) => [make("a", { href: link({ run: run.name, tab: "curves" }, {}) }, run.name === "." ? run.title : run.name), run.causes.length ? make("div", { class: "cause" }, "⚠ ", run.causes.slice(0, 3).join(", ").replaceAll("_", " ")) : null],
-    state: (run) => make("span", { class: `badge ${run.state}` }, run.state), model: (run) => run.model ? run.model.split("/").slice(-1)[0] : "–",
+    name: (run) => [make("a", { href: link({ run: run.name, tab: "curves" }, {}) }, run.name === "." ? run.title : run.name)],
+    state: (run) => [make("span", { class: `badge ${run.state}` }, run.state), run.causes.slice(0, 3).map((one) => [" ", make("span", { class: "badge cause" }, `⚠ ${spaced(one)}`)])], model: (run) => run.model ? run.model.split("/").slice(-1)[0] : "–",
     minutes: (run) => clock(run.minutes), cost: (run) => run.cost === null ? "–" : `$${run.cost.toFixed(2)}`, updated: (run) => ago(run.updated), tokens: (run) => run.tokens ? short(run.tokens) : "–",
   };
-  const rows = shown.map((run) => [box(run.name), ...Object.entries(columns).map(([key, [, read]]) => cells[key] ? cells[key](run) : short(read(run) || null))]);
-  return [bar(search("runs", "filter runs"), compare, quiet(`${shown.length} of ${runs.length} runs`)), table(["", ...sortTitles(columns)], rows, "runs")];
+  const rows = shown.map((run) => [box(run.name), ...Object.entries(columns).map(([key, [, read]]) => cells[key] ? cells[key](run) : short(read(run) === "" ? null : read(run)))]);
+  return [bar(search("runs", "filter runs"), compare, quiet(`${shown.length} of ${runs.length} runs`)), table(["", ...sortTitles(columns)], rows, "stack")];
 }
 
 function head(title, tab, runs = []) {
   const items = Object.entries(TABS).filter(([name, [, , several, some]]) => runs.length === 1 ? !some || runs[0].has.includes(name) : several).map(([name, [label]]) =>
     make("a", { href: link({ run: state().run ?? runs[0].name, tab: name }, {}), "aria-current": name === tab ? "page" : null }, label));
   return make("header", {}, make("h1", {}, title), runs.length === 1 && runs[0].state && runs[0].step !== null ? [make("span", { class: `badge ${runs[0].state}` }, runs[0].state), quiet([runs[0].recipe, runs[0].model].filter(Boolean).join(" · "))] : null,
-    state().only ? null : make("nav", {}, make("a", { href: "#list=runs" }, "All runs"), runs.length ? items : null));
+    state().only ? null : make("nav", {}, make("a", { href: link({ list: "runs" }, {}) }, "All runs"), runs.length ? items : null));
 }

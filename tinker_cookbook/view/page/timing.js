@@ -19,10 +19,10 @@ async function timingView(run) {
 /** Buttons, a field and the arrow keys to change the step of the address. */
 function stepBar(steps, step, ...more) {
   return bar(beforeAndNext("step", steps, step, (next) => ({ step: next }),
-    control("step", make("input", { type: "number", min: steps[0], max: steps[steps.length - 1], value: step, onchange: (event) => { location.hash = link({ step: event.target.value }); } }))), more);
+    control("step", make("input", { type: "number", min: steps[0], max: steps[steps.length - 1], value: step, onchange: (event) => { location.hash = link({ step: event.target.value, member: null, datum: null }); } }))), more);
 }
 function beforeAndNext(what, all, now, changes, field) {
-  const go = (delta) => { const next = all[all.indexOf(now) + delta]; if (next !== undefined) location.hash = link(changes(next)); };
+  const go = (delta) => { const next = all[all.indexOf(now) + delta]; if (next !== undefined) location.hash = link({ member: null, datum: null, ...changes(next) }); };
   keys.ArrowLeft = [() => go(-1), `the ${what} before`];
   keys.ArrowRight = [() => go(1), `the next ${what}`];
   return [make("button", { onclick: () => go(-1), "aria-label": `${what} before` }, "←"), field, make("button", { onclick: () => go(1), "aria-label": `next ${what}` }, "→")];

@@ -1,12 +1,12 @@
 // Tokens as text with a colour for each, messages, and pictures.
 
 const OVERLAYS = {
-  logprob: { label: "sampler log-probability", of: (turn, i) => turn.logprobs?.[i], share: (value) => value / 5, low: "unlikely" },
-  mismatch: { label: "trainer − sampler", of: (turn, i) => turn.trainer && turn.logprobs ? turn.trainer[i] - turn.logprobs[i] : undefined, share: (value) => value * 5, low: "lower", high: "higher" },
-  reference: { label: "sampler − reference or teacher", of: (turn, i) => turn.reference && turn.logprobs ? turn.logprobs[i] - turn.reference[i] : undefined, share: (value) => value / 3, low: "less likely here", high: "more likely here" },
-  advantage: { label: "advantage", of: (turn, i) => turn.advantages?.[i], share: (value, most) => value / most, low: "pushed down", high: "pushed up" },
-  mask: { label: "mask", of: (turn) => turn.datum === null || turn.masked ? 0 : 1, share: (value) => value * 0.7, high: "trained", text: "others were not" },
-  none: { label: "none", of: () => undefined, share: () => 0 },
+  logprob: { label: "sampler log-probability", of: (turn, i) => turn.logprobs?.[i], limit: 5, low: "unlikely" },
+  mismatch: { label: "trainer − sampler", of: (turn, i) => turn.trainer && turn.logprobs ? turn.trainer[i] - turn.logprobs[i] : undefined, limit: 0.2, low: "lower", high: "higher" },
+  reference: { label: "sampler − reference or teacher", of: (turn, i) => turn.reference && turn.logprobs ? turn.logprobs[i] - turn.reference[i] : undefined, limit: 3, low: "less likely here", high: "more likely here" },
+  advantage: { label: "advantage", of: (turn, i) => turn.advantages?.[i], low: "pushed down", high: "pushed up", text: "full from the 95th percentile" },
+  mask: { label: "mask", of: (turn) => turn.datum === null || turn.masked ? 0 : 1, limit: 1.4, high: "trained", text: "others were not" },
+  none: { label: "none", of: () => undefined },
 };
 
 /** Calls `each(id or text, index)` for the text of each token; parts of a character are joined. */
@@ -68,14 +68,14 @@ function facts(values) {
 }
 
 /** One episode of a group. */
-function episode(one, { tokens, pictures }, overlay, most, same, marked) {
+function episode(one, { tokens, pictures }, overlay, limit, same, marked) {
   const turns = one.turns.map((turn, number) => {
     const begin = number ? turn.kept : 0, length = turn.prompt.length;
     return make("div", { class: "turn" },
       (same && number === 0) || !length ? null : pieces(turn.prompt, tokens, "tokens prompt", null, turn.images, begin, pictures),
       pieces(turn.answer, tokens, "tokens", (span, i) => {
         const value = overlay.of(turn, i);
-        if (isNumber(value)) { const share = overlay.share(value, most); span.style.background = tint(share); if (overlay.high && share < 0) span.className = "negative"; }
+        if (isNumber(value)) { const share = value / limit; span.style.background = tint(share); if (overlay.high && share < 0) span.className = "negative"; }
         if (turn.masked) span.classList.add("masked");
         const lines = [["sampler", turn.logprobs?.[i]], ["trainer", turn.trainer?.[i]], ["reference", turn.reference?.[i]], ["advantage", turn.advantages?.[i]]].filter(([, v]) => isNumber(v)).map(([name, v]) => `${name} ${short(v)}`);
         return [`token ${turn.answer[i]}`, ...lines, turn.masked ? "masked: not trained" : turn.datum === null ? "not trained" : `datum ${turn.datum}`].join("\n");

@@ -9,13 +9,15 @@ async function treeView(run) {
   const file = files.includes(asked) ? asked : files.findLast((one) => one.endsWith("/train")) || files[files.length - 1], split = file.split("/")[1];
   const same = files.filter((one) => one.split("/")[1] === split);
   const unfold = (open) => () => { for (const one of document.querySelectorAll(".tree details")) one.open = open; };
-  return [bar(beforeAndNext("file", same, file, (next) => ({ file: next }), make("select", { "aria-label": "file", onchange: (event) => { location.hash = link({ file: event.target.value }); } }, files.map((name) => make("option", { value: name, selected: name === file }, name)))),
+  return [bar(beforeAndNext("file", same, file, (next) => ({ file: next }), select(files.map((name) => [name, `step ${stepOfTree(name)} · ${name}`]), file, (event) => { location.hash = link({ file: event.target.value }); }, "file")),
     make("button", { onclick: unfold(true) }, "unfold all"), make("button", { onclick: unfold(false) }, "fold all")),
   asked && asked !== file ? note(`There are no logs of ${asked}. These are of ${file}:`) : null, make("div", { class: "tree" }, trees[file].root.children.map((child) => treeNode(child, 0)))];
 }
 
 /** Name of the tree of a step: that of training has the number of updates before it. */
 function treeFile({ step, split }) { return `iteration_${String(split === "train" ? step - 1 : step).padStart(6, "0")}/${split}`; }
+
+function stepOfTree(name) { const [number, split] = name.slice(10).split("/"); return Number(number) + (split === "train"); }
 
 /** Returns a node of a tree; tags and attributes that could run or load something are left out. */
 function treeNode(node, depth) {
