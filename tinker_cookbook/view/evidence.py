@@ -19,31 +19,57 @@ Row = dict[str, Any]
 
 
 def add_evidence(cause: Cause, record: Record) -> None:
-    """Adds three places that show the cause: where its last step shows it best."""
+    """Adds three places that show the cause: where it began, or its last step if it only lasts."""
     steps = record.steps()
     split = "eval_test" if cause.name == "held_out_falls" else "train"
-    # The step of a held-out cause may be one without an evaluation.
     recorded = [step for step in steps if split in steps[step] and step <= cause.until]
-    table = record.table(recorded[-1], split) if recorded else None
+    # The step of a held-out cause may be one without an evaluation.
+    begun = [step for step in recorded if step >= cause.since] if cause.name in _BEGIN else []
+    step = (begun[:1] or recorded[-1:] or [None])[0]
+    table = None if step is None else record.table(step, split)
     if table is None:
         return
-    place = {"step": recorded[-1], "split": split}
-    if "targets" not in table.column_names:
-        rows = table.to_pylist()
-        order = _EPISODES.get(cause.name, _lowest_reward)
-        places = (
-            {**place, "group": r["group"], "member": r["member"]} for r in _sorted(rows, order)
-        )
-        cause.evidence += _different(places, one_of_each=cause.name not in _SAME_GROUP)
-    elif cause.name == "duplicates":
-        cause.evidence += _equal_examples(record, recorded)
-    else:
-        rows = table.to_pylist()
-        if cause.name == "overfitting":
-            rows = _sorted(rows, lambda row: -_loss(row))
+    place, rows = {"step": step, "split": split}, table.to_pylist()
+    if "targets" in table.column_names:
+        if cause.name == "duplicates":
+            cause.evidence += _equal_examples(record, recorded)
         else:
-            rows = _sorted(rows, _loss)
-        cause.evidence += [{**place, "datum": row["datum"]} for row in rows[:_COUNT]]
+            shown = [(value, row) for row in rows if (value := _shows(cause.name, row)) is not None]
+            shown.sort(key=lambda one: -one[0][0])
+            cause.evidence += [
+                {**place, "datum": row["datum"], "text": text} for (_, text), row in shown[:_COUNT]
+            ]
+        return
+    order = _EPISODES.get(cause.name, _lowest_reward)
+    rows = [row for row in rows if order(row) > -np.inf]
+    places = (
+        {
+            **place,
+            "group": row["group"],
+            "member": row["member"],
+            "text": f"reward {row['episode_reward']:.3g}, {row['episode_stop_reason']}",
+        }
+        for row in _sorted(rows, order)
+    )
+    cause.evidence += _different(places, one_of_each=cause.name not in _SAME_GROUP)
+
+
+def _shows(cause: str, row: Row) -> tuple[float, str] | None:
+    """Returns how much an example shows the cause, and what it is; ``None`` for none."""
+    loss = _mean(row, row["logprobs"])
+    if row.get("pair") is None:
+        value = -loss if cause == "overfitting" else loss
+        # A loss that is not a number comes first.
+        return (value if value == value else np.inf), f"loss {loss:.3g}"
+    if not row["chosen"]:
+        return None
+    # The record has no held-out pairs; the same happens to those of training.
+    if cause == "chosen_falls":
+        fell = loss - _mean(row, row["reference_logprobs"])
+        text = f"chosen answer of training, {fell:.3g} nats a token below the reference"
+        return fell, text
+    margin = row["margin"]
+    return (margin if cause == "overfitting" else -margin), f"chosen answer, margin {margin:.3g}"
 
 
 def _sorted(rows: list[Row], order: Callable[[Row], float]) -> list[Row]:
@@ -72,17 +98,19 @@ def _equal_examples(record: Record, steps: list[int]) -> list[Row]:
         table = record.table(step, columns=["datum", "tokens"])
         for row in table.to_pylist() if table is not None else ():
             same = seen.setdefault(tuple(row["tokens"]), [])
-            same.append({"step": step, "split": "train", "datum": row["datum"]})
+            place = {"step": step, "split": "train", "datum": row["datum"]}
+            same.append({**place, "text": "the same tokens"})
             if len(same) == _COUNT:
                 return same
     return max(seen.values(), key=len) if seen else []
 
 
-def _loss(row: Row) -> float:
-    if row.get("logprobs") is None or row.get("weights") is None:
+def _mean(row: Row, logprobs: list[float] | None) -> float:
+    """Returns the mean of ``-log p`` over the trained tokens."""
+    if logprobs is None or row.get("weights") is None:
         return 0.0
     weights = np.abs(row["weights"])
-    return float(-(weights * row["logprobs"]).sum() / max(weights.sum(), 1e-9))
+    return float(-(weights * logprobs).sum() / max(weights.sum(), 1e-9))
 
 
 def _lowest_reward(row: Row) -> float:
@@ -104,18 +132,23 @@ def _longest(row: Row) -> float:
 
 
 def _cut_off(row: Row) -> float:
-    return float(row.get("stop_reason") == "length")
+    return 0.0 if row.get("stop_reason") == "length" else -np.inf
 
 
 def _malformed(row: Row) -> float:
     metrics = json.loads(row.get("metrics") or "{}")
-    return float(metrics.get("parse_error", 0) > 0 or metrics.get("format") == 0)
+    return 0.0 if metrics.get("parse_error", 0) > 0 or metrics.get("format") == 0 else -np.inf
 
 
 def _certain(row: Row) -> float:
     return float(np.mean(row["logprobs"])) if row.get("logprobs") else -np.inf
 
 
+# Causes of which the last step only shows what followed.
+_BEGIN = {
+    "learning_rate_too_high", "loss_spike", "chosen_falls", "entropy_collapse", "high_kl",
+    "length_drift",
+}  # fmt: skip
 # Members of one group that are alike.
 _SAME_GROUP = ("same_text", "entropy_collapse")
 _EPISODES: dict[str, Callable[[Row], float]] = {
@@ -124,7 +157,7 @@ _EPISODES: dict[str, Callable[[Row], float]] = {
     "length_drift": _longest,
     "cut_off": _cut_off,
     "format": _malformed,
-    "all_masked": lambda row: float(bool(row.get("masked"))),
+    "all_masked": lambda row: 0.0 if row.get("masked") else -np.inf,
     "empty": lambda row: -_longest(row),
     "entropy_collapse": _certain,
     "all_good": _highest_reward,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 
 import diagnosed_runs
 import pytest
@@ -62,6 +63,47 @@ def test_a_cause_has_its_steps_and_the_change():
     assert "from 8 to 4" in causes(stale)[0].advice
 
 
+def test_the_numbers_of_a_text_are_points_of_a_curve():
+    for run in RUNS.values():
+        points = {
+            (f"{value:.4g}", str(row["step"]))
+            for row in rows_of(run)
+            for value in row.values()
+            if isinstance(value, (int, float))
+        }
+        for one in causes(run):
+            assert {*re.findall(r"(\S+) at step (\d+)", one.text)} <= points
+
+
+def test_the_checkpoint_to_start_again_from_is_before_the_bad_update():
+    run = RUNS["sl_rate_high-0"]
+    rows = rows_of(run)
+
+    def advice(delay, **config):
+        healthy = [step(i, train_mean_nll=rows[1]["train_mean_nll"]) for i in range(1, delay)]
+        later = [{**row, "step": row["step"] + delay - 1} for row in rows[1:]]
+        return causes_of(diagnosed([rows[0], *healthy, *later]), config)[0].advice
+
+    # The loss of step 2 comes from the weights after step 1.
+    assert advice(1, save_every=1).endswith("start again")
+    assert advice(9, save_every=0).endswith("start again")
+    assert advice(9, save_every=4).endswith("start again from the checkpoint of step 8")
+    assert advice(9).endswith("or from a checkpoint of step 8 or before")
+
+
+def test_a_loss_that_is_lost_is_said_at_the_third_step():
+    found = causes_of(diagnosed(rows_of(RUNS["sl_rate_high-0"])[:4]), {})
+    assert [(one.name, one.since) for one in found] == [("learning_rate_too_high", 2)]
+
+
+def test_a_cause_that_has_ended_is_told_apart():
+    mixed = EQUAL | {"env/all/by_group/frac_mixed": 0.5}
+    rows = [step(i, **(EQUAL if i < 6 else mixed)) for i in range(1, 9)]
+    (cause,) = causes_of(diagnosed(rows), {})
+    assert (cause.until, cause.holds) == (5, False)
+    assert "(steps 1 to 5, no longer)" in str(cause)
+
+
 def step(number, **metrics):
     return {"step": number, "progress/batch": number - 1, **metrics}
 
@@ -90,6 +132,24 @@ EQUAL = {
 def test_causes_that_three_steps_show(name, metrics):
     rows = [step(i, **metrics) for i in range(1, 4)]
     assert [one.name for one in causes_of(diagnosed(rows), {})][:1] == [name]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "share", "name"),
+    [
+        ([5.0, 6.0, 5.5], "good", "all_constant"),  # of 100
+        ([0.9, 1.0, 1.0], "good", "all_good"),
+        ([-5.0, -6.0, -5.5], "bad", "all_constant"),
+        ([-0.1, 0.0, 0.0], "bad", "all_bad"),
+    ],
+)
+def test_rewards_are_right_or_wrong_only_on_a_scale_to_one(rewards, share, name):
+    shares = {"env/all/by_group/frac_all_good": 0.0, "env/all/by_group/frac_all_bad": 0.0}
+    shares[f"env/all/by_group/frac_all_{share}"] = 1.0
+    rows = [
+        step(i, **EQUAL | shares | {"reward/total": reward}) for i, reward in enumerate(rewards, 1)
+    ]
+    assert [one.name for one in causes_of(diagnosed(rows), {})] == [name]
 
 
 def test_two_steps_and_mixed_groups_are_no_cause():
@@ -171,3 +231,6 @@ def test_a_new_run_says_its_cause_and_the_page_shows_it(
         keys = ("datum",) if "datum" in place else ("group", "member")
         rows_there = found.get("episodes") or found["examples"]
         assert any(all(row[k] == place[k] for k in keys) for row in rows_there)
+        # Of a pair the rejected answer should have a high loss.
+        assert "datum" not in place or rows_there[place["datum"]].get("chosen", True)
+        assert name != "garbage" or place["step"] == first["since"]

@@ -25,7 +25,8 @@ class Cause:
     """A cause; ``since`` and ``until`` are its first and last step.
 
     ``setting`` is the key to change and ``advice`` how. ``evidence`` has places in the record:
-    ``step``, ``split`` and ``group`` with ``member``, or ``datum``. ``metrics`` are the names of
+    ``step``, ``split``, ``group`` with ``member`` or ``datum``, and a ``text`` that says what is
+    there. ``holds`` is whether it still holds in the last row. ``metrics`` are the names of
     the curves that show it, the clearest first.
     """
 
@@ -33,6 +34,7 @@ class Cause:
     text: str
     since: int
     until: int
+    holds: bool = True
     setting: str = ""
     advice: str = ""
     evidence: list[dict[str, Any]] = field(default_factory=list)
@@ -43,6 +45,8 @@ class Cause:
         steps = f"steps {self.since} to {self.until}"
         if self.since == self.until:
             steps = f"step {self.since}"
+        if not self.holds:
+            steps += ", no longer"
         change = f"{self.setting}: {self.advice}" if self.setting else self.advice
         return f"{self.name} ({steps}): {self.text}. To change: {change}"
 
@@ -109,6 +113,7 @@ def causes_of(rows: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> l
     names = dict.fromkeys(name for row in rows for name in row) if found else {}
     for cause in found.values():
         # Of alternatives, such as the losses of several loops, a run has its own.
+        cause.holds = cause.name in now or CAUSES[cause.name].once
         cause.metrics = [
             name for one in CAUSES[cause.name].metrics for name in names
             if name == one or (one.endswith("/") and name.startswith(one))
@@ -116,7 +121,7 @@ def causes_of(rows: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> l
     order = [*CAUSES]
     return sorted(
         found.values(),
-        key=lambda one: (one.name not in now and not CAUSES[one.name].once, order.index(one.name)),
+        key=lambda one: (not one.holds, order.index(one.name)),
     )
 
 
@@ -141,8 +146,29 @@ def _cause(
         change = direction if new is None else f"{direction} from {value:.3g} to {new:.3g}"
     elif change:
         change = f"set it to {change}"
-    advice = "; ".join(filter(None, (str(change), "" if setting else rule.hint)))
-    return Cause(name, text, since, until, key, advice)
+    hint = "" if setting else _hint(rule.hint, since, config)
+    advice = "; ".join(filter(None, (str(change), hint)))
+    return Cause(name, text, since, until, setting=key, advice=advice)
+
+
+def _hint(hint: str, since: int, config: Mapping[str, Any]) -> str:
+    rate = config.get("learning_rate")
+    lower = "lower learning_rate"
+    if isinstance(rate, float):
+        lower += f" from {rate:.3g} to {rate / 3:.3g}"
+    return hint.format(lower_rate=lower, start_again=_start_again(since, config))
+
+
+def _start_again(since: int, config: Mapping[str, Any]) -> str:
+    # The metrics of a step come from the weights before it, so the update before it is bad.
+    last = since - 2
+    every = config.get("save_every")
+    if every and last >= every:
+        return f"start again from the checkpoint of step {last // every * every}"
+    other = ("save_every_tokens", "save_every_seconds", "rolling_save_every")
+    if last > 0 and (every is None or any(config.get(name) for name in other)):
+        return f"start again, or from a checkpoint of step {last} or before"
+    return "start again"
 
 
 def setting_of(config: Mapping[str, Any], name: str) -> tuple[str, Any]:

@@ -10,6 +10,7 @@ from tinker_cookbook.training.diagnosis.history import (
     CUT,
     GOOD,
     LENGTH,
+    LONG,
     MIXED,
     REWARD,
     SAME,
@@ -29,28 +30,41 @@ def no_signal(row: Mapping[str, float]) -> bool:
 
 def _same_text(run: History) -> str | None:
     # A model that has learned short answers gives one text at any temperature.
-    if run.mean_of(SAME) < 0.5 or _learned(run):
+    if run.mean_of(SAME) < 0.5 or learned(run):
         return None
     return "The samples of a group are the same text"
 
 
-def _learned(run: History) -> bool:
-    return run.mean_of(GOOD) >= 0.9 and max(run(MIXED).values) > 0.1
+def _mostly_right(run: History) -> bool:
+    # By itself "good" is a reward of 0.5 and more, which is little on a scale to 100.
+    return run.mean_of(GOOD) >= 0.9 and 0.8 <= run.mean_of(REWARD) <= 1.05
+
+
+def learned(run: History) -> bool:
+    """Returns whether rewards differed before and are now near the best that the run had."""
+    rewards = [value for value in run(REWARD).values[-LONG:] if value == value] or [0.0]
+    near = run.mean_of(REWARD) >= max(rewards) - 0.1 * (max(rewards) - min(rewards))
+    mixed = max(run(MIXED).values[-LONG:], default=0.0) > 0.1
+    return mixed and (_mostly_right(run) or (near and max(rewards) > min(rewards)))
 
 
 def _all_good(run: History) -> str | None:
-    if run.mean_of(GOOD) < 0.9:
-        return None
-    if not _learned(run):
-        return "Every answer was right from the start"
-    # To have learned the problems is a success; to go on for long is not.
-    return "The problems are solved" if len(run.streak(no_signal)) >= TREND else None
+    if learned(run):
+        # To have learned the problems is a success; to go on for long is not.
+        if len(run.streak(no_signal)) < TREND:
+            return None
+        if _mostly_right(run):
+            return "The problems are solved"
+        return f"The reward is near the best of this run, {run.mean_of(REWARD):.3g}"
+    return "Every answer was right from the start" if _mostly_right(run) else None
 
 
 def _cut_off(run: History) -> str | None:
     # Half: the others would show in mixed groups if the length did not matter.
     share = run.mean_of(CUT) if _mostly_bad(run) else 0.0
-    return f"{share:.0%} of the answers are cut off at max_tokens" if share >= 0.5 else None
+    if share < 0.5:
+        return None
+    return f"{share:.0%} of the answers of {run.last_steps} are cut off at max_tokens"
 
 
 def _empty(run: History) -> str | None:
@@ -62,8 +76,9 @@ def _bad_format(run: History) -> str | None:
     # ``format`` is a metric of each problem that checks it, ``parse_error`` only of failed turns.
     formats = [row["env/all/format"] for row in run.rows if "env/all/format" in row][-STEPS:]
     share = max(run.mean_of("parse_error"), 1 - fmean(formats) if formats else 0.0)
-    wrong = share >= 0.5 and _mostly_bad(run)
-    return f"{share:.0%} of the answers cannot be parsed or have not the format" if wrong else None
+    if share < 0.5 or not _mostly_bad(run):
+        return None
+    return f"{share:.0%} of the answers of {run.last_steps} cannot be parsed or have not the format"
 
 
 def _one_reward(run: History) -> str | None:
@@ -81,11 +96,13 @@ def _mostly_bad(run: History) -> bool:
 
 
 def _all_bad(run: History) -> str | None:
-    return "All answers are wrong" if _mostly_bad(run) else None
+    # A reward below 0.5 may be a good one where 0 is the best, or on a scale to 0.3.
+    wrong = _mostly_bad(run) and -1 <= run.mean_of(REWARD) <= 0.1
+    return "All answers are wrong" if wrong else None
 
 
 def _all_constant(run: History) -> str | None:
-    if max(run.mean_of(GOOD), run.mean_of(BAD)) >= 0.9:
+    if learned(run):
         return None
     return "Each problem is too easy or too hard for all of its samples"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -61,6 +61,20 @@ class Series:
         return fmean(self.values[-FEW:])
 
     @property
+    def start_text(self) -> str:
+        """``start`` with the steps whose mean it is."""
+        return mean_text(self.start, self.steps[:STEPS])
+
+    @property
+    def end_text(self) -> str:
+        """``end`` with the steps whose mean it is."""
+        return mean_text(self.end, self.steps[-FEW:])
+
+    def at(self, index: int) -> str:
+        """Returns a value with its step."""
+        return f"{self.values[index]:.4g} at step {self.steps[index]}"
+
+    @property
     def error(self) -> float:
         """Standard error of ``end - start``, from the differences of values that follow each other:
         they have noise, but hardly any trend."""
@@ -73,6 +87,16 @@ class Series:
         """Returns the first step at which this holds for the value, else the last step."""
         pairs = zip(self.steps, self.values, strict=True)
         return next((step for step, value in pairs if holds(value)), self.steps[-1])
+
+
+def steps_text(steps: Sequence[int]) -> str:
+    """Returns these steps as words."""
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+
+
+def mean_text(value: float, steps: Sequence[int]) -> str:
+    """Returns a mean with its steps, because no point of the curve has this value."""
+    return f"{value:.4g} ({'mean of ' if len(steps) > 1 else ''}{steps_text(steps)})"
 
 
 class History:
@@ -111,6 +135,11 @@ class History:
         """Returns the mean over the last steps; 0 if they lack it."""
         values = [row[name] for row in [*self.rows][-STEPS:] if name in row]
         return fmean(values) if values else 0.0
+
+    @property
+    def last_steps(self) -> str:
+        """The steps of ``mean_of``."""
+        return steps_text([int(row["step"]) for row in [*self.rows][-STEPS:]])
 
     def streak(self, holds: Callable[[Mapping[str, float]], bool]) -> list[int]:
         """Returns the last steps, in order, in all of which this holds."""

@@ -8,13 +8,12 @@ from statistics import fmean, median
 
 import numpy as np
 
-from tinker_cookbook.training.diagnosis.equal_rewards import no_signal
+from tinker_cookbook.training.diagnosis.equal_rewards import learned, no_signal
 from tinker_cookbook.training.diagnosis.history import (
     CUT,
     DUPLICATES,
     ENTROPY,
     FEW,
-    GOOD,
     KEPT,
     KL,
     LENGTH,
@@ -29,15 +28,19 @@ from tinker_cookbook.training.diagnosis.history import (
     Found,
     History,
     Series,
+    mean_text,
+    steps_text,
 )
 
 
-def in_steps(holds: Callable[[Mapping[str, float]], bool], text: str) -> Callable[[History], Found]:
+def in_steps(
+    holds: Callable[[Mapping[str, float]], bool], text: str, steps: int = STEPS
+) -> Callable[[History], Found]:
     """Returns the rule of a cause that the rows of a few steps show."""
 
     def rule(run: History) -> Found:
-        steps = run.streak(holds)
-        return (steps[0], text) if len(steps) >= STEPS else None
+        found = run.streak(holds)
+        return (found[0], text) if len(found) >= steps else None
 
     return rule
 
@@ -49,10 +52,10 @@ def stale(run: History) -> Found:
     # Losses of asynchronous runs correct for a policy that differs a little, so more is allowed.
     if len(steps) < STEPS or not kl > 5 * _HIGH_KL:
         return None
-    age = fmean(run(STALE).values[-STEPS:])
+    age = mean_text(fmean(run(STALE).values[-STEPS:]), run(STALE).steps[-STEPS:])
     return steps[0], (
-        f"Samples are {age:.1f} updates old when they are trained, and the KL of sampler and "
-        f"trainer is {kl:.2g}"
+        f"Samples are {age} updates old when they are trained, and the KL of sampler "
+        f"and trainer is {kl:.2g} (median of {steps_text(run(KL).steps[-FEW:])})"
     )
 
 
@@ -75,7 +78,11 @@ def high_kl(run: History) -> Found:
         if not value > _HIGH_KL:
             break
         since = step
-    return since, f"The KL of sampler and trainer is {now:.2g} nats per token, above {_HIGH_KL}"
+    highest = max(range(-len(kl.values[-STEPS:]), 0), key=kl.values.__getitem__)
+    return (
+        since,
+        f"The KL of sampler and trainer is {kl.at(highest)}, above {_HIGH_KL} nats a token",
+    )
 
 
 def rate_too_high(run: History) -> Found:
@@ -87,7 +94,7 @@ def rate_too_high(run: History) -> Found:
 
 
 def _rising_loss(loss: Series, held_out: Series | None = None) -> Found:
-    if len(loss) < 2 * STEPS:
+    if len(loss) < STEPS:
         return None
     # The median, because one batch may be garbage. The lowest of the first, because the loss may
     # rise at once. 30% are more than the noise of batches of eight examples, and a tenth of a nat
@@ -96,12 +103,15 @@ def _rising_loss(loss: Series, held_out: Series | None = None) -> Found:
     high = [value for value in loss.values[-TREND:] if value > 3 * loss.values[0] + 0.1]
     # Batches may become harder; held-out data do not.
     worse = not held_out or held_out.values[-1] > held_out.values[0]
-    if now > first + max(0.3 * first, 0.1) and worse:
-        text = f"The loss rose from {first:.3g} to {now:.3g}"
-    elif len(high) >= STEPS and worse:
-        text = f"The loss of {len(high)} batches was above {min(high):.3g}, and {first:.3g} before"
-    else:
+    # Two batches in a row at three times the first, before an evaluation or a median can tell.
+    early = len(loss) < 2 * STEPS and min(loss.values[-2:]) > 3 * loss.values[0] + 0.1
+    rose = len(loss) >= 2 * STEPS and now > first + max(0.3 * first, 0.1)
+    if not (early or (worse and (rose or len(high) >= STEPS))):
         return None
+    last = [0.0 if math.isnan(value) else value for value in loss.values[-LONG:]]
+    peak = last.index(max(last)) - len(last)
+    text = f"The loss rose from {loss.at(loss.values.index(first))} to {loss.at(peak)}"
+    text += "" if peak == -1 else f", and is {loss.at(-1)}"
     return loss.first_step(lambda value: value > 1.3 * loss.values[0] + 0.1), text
 
 
@@ -119,13 +129,17 @@ def _broken_policy(run: History) -> Found:
     lost = (
         len(run.streak(no_signal)) >= FEW and max(run(MIXED).values[-LONG:]) > 0.1 and now <= best
     )
-    lost = lost and now <= max(reward.values[:FEW]) and run.mean_of(GOOD) < 0.5
+    lost = lost and now <= max(reward.values[:FEW]) and not learned(run)
     if not (moved and (fell or lost)):
         return None
-    since = reward.steps[-LONG:][at + FEW - 1] if fell else run.streak(no_signal)[0]
+    steps = reward.steps[-LONG:]
+    since = run.streak(no_signal)[0] if lost else steps[-1]
+    if fell:
+        later = zip(steps[at + FEW :], reward.values[-LONG:][at + FEW :], strict=True)
+        since = next((step for step, value in later if value <= (best + now) / 2), since)
     return since, (
-        f"The reward fell from {best:.3g} to {now:.3g}, and the entropy changed from "
-        f"{entropy.values[0]:.2g} to {entropy.end:.2g} nats"
+        f"The reward fell from {mean_text(best, steps[at : at + FEW])} to {reward.end_text}, and "
+        f"the entropy changed from {entropy.at(0)} to {entropy.end_text} nats"
     )
 
 
@@ -139,8 +153,8 @@ def entropy_collapse(run: History) -> Found:
         return None
     since = entropy.first_step(lambda value: value < 0.5 * entropy.start)
     return since, (
-        f"The entropy fell from {entropy.start:.2g} to {entropy.end:.2g} nats, so that samples of "
-        "a group are alike, although the reward has not risen"
+        f"The entropy fell from {entropy.start_text} to {entropy.end_text} nats, so that samples "
+        "of a group are alike, although the reward has not risen"
     )
 
 
@@ -156,8 +170,10 @@ def length_drift(run: History) -> Found:
     if not (full or idle):
         return None
     since = length.first_step(lambda value: not start / 1.3 < value < 1.3 * start)
-    text = f"Answers went from {start:.0f} to {end:.0f} tokens, and "
-    text += f"{cut.end:.0%} of them are cut off" if full else "the reward has not risen"
+    text = f"The number of tokens went from {length.start_text} to {length.end_text}, and "
+    text += (
+        f"{cut.end:.0%} of these last answers are cut off" if full else "the reward has not risen"
+    )
     return since, text
 
 
@@ -175,10 +191,14 @@ def reward_part(run: History) -> Found:
     # A penalty of a tenth or a fiftieth is usual; less is not seen beside the noise of the other.
     if usual[large] < 50 * usual[small]:
         return None
-    return run.ranges[0][0], (
-        f"{large} makes a difference of {usual[large]:.3g} to the reward, and {small} of "
-        f"{usual[small]:.3g}, which has no effect beside it"
+    text = (
+        f"{large} makes a difference of {usual[large]:.3g} to the rewards of a group, and {small} "
+        f"of {usual[small]:.3g} (medians of {steps_text([step for step, _ in run.ranges])}), "
+        "which has no effect beside it"
     )
+    if usual[small] > 0:
+        text += f"; multiply {large} by {usual[small] / usual[large]:.2g} to make them alike"
+    return run.ranges[0][0], text
 
 
 def held_out_falls(run: History) -> Found:
@@ -197,8 +217,8 @@ def held_out_falls(run: History) -> Found:
     if train.end <= train.start + 2 * train.error:
         return None
     return test.steps[best], (
-        f"The reward rose to {train.end:.3g}, but on held-out problems it fell from "
-        f"{test.values[best]:.3g} to {later[-1]:.3g}"
+        f"The reward rose to {train.end_text}, but on held-out problems it fell from "
+        f"{test.at(best)} to {test.at(-1)}"
     )
 
 
@@ -217,7 +237,10 @@ def loss_spike(run: History) -> Found:
         return None
     if max(after, last) > (usual + value) / 2:
         return None
-    return loss.steps[-3], f"The loss of one batch is {value:.3g}, and was {usual:.3g} before"
+    return loss.steps[-3], (
+        f"The loss of one batch is {loss.at(-3)}, and was {usual:.3g} before (median of "
+        f"{steps_text(loss.steps[-KEPT // 2 : -3])})"
+    )
 
 
 def rate_too_low(run: History) -> Found:
@@ -242,13 +265,15 @@ def _flat_loss(run: History) -> Found:
     if len(test) >= 3:
         change = test.values[0] - test.values[-1]
         flat = abs(change) < 0.01 * abs(test.values[0])
+        moved = f"held-out loss went from {test.at(0)} to {test.at(-1)}"
     else:
         change = loss.start - loss.end
         # Flat only if the noise cannot hide an improvement of a twentieth.
         flat = abs(change) + 2 * loss.error < 0.05 * abs(loss.start)
+        moved = f"loss went from {loss.start_text} to {loss.end_text}"
     if not flat:
         return None
-    return loss.steps[0], f"The loss moved by {abs(change):.2g} in {len(loss)} steps"
+    return loss.steps[0], f"In {len(loss)} steps the {moved}"
 
 
 def _flat_policy(run: History) -> Found:
@@ -268,8 +293,9 @@ def _flat_policy(run: History) -> Found:
         if change + 2 * series.error > 0.15 * abs(series.start) or change > 0.05 * series.start:
             return None
     return reward.steps[0], (
-        f"In {len(reward)} steps neither the reward ({reward.end:.3g}) nor the entropy "
-        f"({entropy.end:.3g}) moved, although rewards differ within groups"
+        f"In {len(reward)} steps neither the reward moved, from {reward.start_text} to "
+        f"{reward.end_text}, nor the entropy, from {entropy.start_text} to {entropy.end_text}, "
+        "although rewards differ within groups"
     )
 
 
@@ -286,8 +312,8 @@ def overfitting(run: History) -> Found:
     if loss.end > min(loss.values[:STEPS]):
         return None
     return test.steps[best], (
-        f"The held-out loss rose from {test.values[best]:.3g} to {later[-1]:.3g}, while the loss "
-        "of the training data fell"
+        f"The held-out loss rose from {test.at(best)} to {test.at(-1)}, while the loss of the "
+        "training data fell"
     )
 
 
@@ -297,10 +323,13 @@ def chosen_falls(run: History) -> Found:
     # A nat a token: each token of the chosen answers is three times less likely.
     if not len(run("margin")) or len(nll) < 3 or min(nll.values[-2:]) < nll.values[0] + 1:
         return None
-    return nll.first_step(lambda value: value > nll.values[0]), (
-        f"Held-out chosen answers became less likely: {nll.values[0]:.3g} to {nll.values[-1]:.3g} "
-        "nats a token, while the margin rose"
+    text = (
+        f"Held-out chosen answers became less likely: from {nll.at(0)} to {nll.at(-1)} nats a token"
     )
+    margin = run("margin")
+    if margin.end > margin.start:
+        text += f", while the margin rose to {margin.end_text}"
+    return nll.first_step(lambda value: value > nll.values[0]), text
 
 
 def duplicates(run: History) -> Found:

@@ -35,8 +35,9 @@ class Rule:
     """How a cause is found and what to change.
 
     ``change`` is a factor for the value of ``setting``, or another value for it; ``hint`` is what
-    else helps. ``once`` is for a cause of a single step. Of a ``family`` only the first is named.
-    ``metrics`` are the names that show it, the clearest first; a prefix ends with ``/``.
+    else helps, with the fields ``lower_rate`` and ``start_again``. ``once`` is for a cause of a
+    single step. Of a ``family`` only the first is named. ``metrics`` are the names that show it,
+    the clearest first; a prefix ends with ``/``.
     """
 
     holds: Callable[[History], Found]
@@ -84,6 +85,7 @@ CAUSES: dict[str, Rule] = {
                 row.get("env/all/by_group/size") == 1 and not {TEACHER, "kl_policy_base"} & {*row}
             ),
             "Groups have one sample, which cannot be compared with others",
+            steps=1,
         ),
         "group_size",
         "4",
@@ -109,7 +111,7 @@ CAUSES: dict[str, Rule] = {
         rules.stale,
         "max_steps_off_policy",
         0.5,
-        "or lower learning_rate",
+        "or {lower_rate}",
         family="KL",
         metrics=(
             STALE,
@@ -128,7 +130,7 @@ CAUSES: dict[str, Rule] = {
         rules.rate_too_high,
         "learning_rate",
         0.1,
-        "start again from a checkpoint before it",
+        "{start_again}",
         metrics=(
             *LOSSES,
             TEACHER,
@@ -149,7 +151,7 @@ CAUSES: dict[str, Rule] = {
         rules.chosen_falls,
         "dpo_beta",
         3.0,
-        "or lower learning_rate",
+        "or {lower_rate}",
         metrics=(
             "test/nll",
             "margin",
@@ -159,7 +161,7 @@ CAUSES: dict[str, Rule] = {
         rules.entropy_collapse,
         "kl_penalty_coef",
         "0.01",
-        "or lower learning_rate",
+        "or {lower_rate}",
         metrics=(
             ENTROPY,
             REWARD,
@@ -195,8 +197,8 @@ CAUSES: dict[str, Rule] = {
         CUT,
         BAD,
         setting="max_tokens",
-        change=2.0,
-        hint="or ask for shorter answers in the prompt",
+        change=4.0,
+        hint="and again while most are cut off; or ask for shorter answers in the prompt",
     ),
     "format": _equal(
         "format",
