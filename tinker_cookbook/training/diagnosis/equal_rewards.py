@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from statistics import fmean
 
+import numpy as np
+
 from tinker_cookbook.training.diagnosis.history import (
     BAD,
     CUT,
@@ -42,10 +44,14 @@ def _mostly_right(run: History) -> bool:
 
 def learned(run: History) -> bool:
     """Returns whether rewards differed before and are now near the best that the run had."""
-    rewards = [value for value in run(REWARD).values[-LONG:] if value == value] or [0.0]
-    near = run.mean_of(REWARD) >= max(rewards) - 0.1 * (max(rewards) - min(rewards))
-    mixed = max(run(MIXED).values[-LONG:], default=0.0) > 0.1
-    return mixed and (_mostly_right(run) or (near and max(rewards) > min(rewards)))
+    if not max(run(MIXED).values[-LONG:], default=0.0) > 0.1:
+        return False
+    if _mostly_right(run):
+        return True
+    rewards = np.array(run(REWARD).values[-LONG:] or [0.0])
+    # Unlike max and min these ignore NaN.
+    best, worst = np.fmax.reduce(rewards), np.fmin.reduce(rewards)
+    return bool(best > worst and run.mean_of(REWARD) >= best - 0.1 * (best - worst))
 
 
 def _all_good(run: History) -> str | None:

@@ -82,6 +82,8 @@ async function groupView(run, place, number) {
     name === "none" ? null : make("span", { class: "legend" }, make("span", { class: overlay.high && overlay.low ? "negative" : null }, overlay.low ? `${overlay.low} ${end(-1)}` : ""), ramp, overlay.high ? `${end(1)} ${overlay.high}` : "0", overlay.text ? `, ${overlay.text}` : null));
   const prompt = members[0].turns[0]?.prompt;
   const same = prompt?.length && members.every((one) => one.turns[0]?.prompt.join() === prompt.join());
+  const untrained = place.split === "train" && turns.length && turns.every((turn) => turn.datum === null), rewards = new Set(members.map((one) => one.reward));
+  const why = untrained ? note(rewards.size === 1 ? `No update: all members have the reward ${short(members[0].reward)}, so none is better than the others.` : "No update: the answers are empty or masked, or the group was left out.") : null;
   const shared = same && !(settings.show === "messages" && hasMessages) ? [make("div", { class: "facts" }, "prompt of all members"), pieces(prompt, tokens, "tokens prompt", null, members[0].turns[0].images, 0, pictures)] : null;
-  return [top, shared, make("div", { class: "members" }, members.map((one) => episode(one, found, overlay, limit, same, String(one.member) === state().member)))];
+  return [top, why, shared, make("div", { class: "members" }, members.map((one) => episode(one, found, overlay, limit, same, String(one.member) === state().member)))];
 }
