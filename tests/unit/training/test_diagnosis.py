@@ -200,13 +200,14 @@ def test_no_row_ends_a_run(rows):
 @pytest.mark.shared
 @pytest.mark.leaf
 @pytest.mark.parametrize(
-    "name", ["rl_rate_high", "same_text", "reward_part", "garbage", "dpo_rate_low", "rl", "dpo"]
+    "name", ["rl_rate_high", "same_text", "reward_part", "garbage", "chosen_falls", "rl", "dpo"]
 )
 def test_a_new_run_says_its_cause_and_the_page_shows_it(
     name, stories_model, tmp_path, caplog, capsys
 ):
     """Each run takes 10 to 20 s on one core."""
-    from tinker_cookbook.view.data import Runs, episodes
+    from tinker_cookbook.view.data import Runs
+    from tinker_cookbook.view.episodes import episodes
 
     expected, build = BROKEN.get(name) or (None, HEALTHY.get(name))
     folder = tmp_path / "runs" / name
