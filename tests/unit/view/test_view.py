@@ -218,7 +218,7 @@ def test_each_view_from_the_server(tmp_path, browser):
         for key, effect in (
             ("ArrowRight", "location.hash.includes('step=2')"),
             ("ArrowDown", "location.hash.includes('group=1')"),
-            ("o", "settings.overlay !== 'logprob'"),
+            ("o", "location.hash.includes('overlay=')"),
             ("?", "help.open && document.body.innerText.includes('the next colouring')"),
         ):
             event = f"new KeyboardEvent('keydown', {{key: '{key}', bubbles: true}})"
@@ -226,10 +226,22 @@ def test_each_view_from_the_server(tmp_path, browser):
             browser.run(f"document.body.dispatchEvent({event}), 1")
             browser.wait(effect)
         browser.run("(help.close(), 1)")
+        # After the last group there is none; a member is marked; what is absent is named.
+        last = "run=one&tab=episodes&step=2&split=train&group=1&member=1"
+        shown(browser, last, "group 1")
+        browser.wait("Boolean(document.querySelector('.episode.chosen') && keys.ArrowDown)")
+        browser.run("keys.ArrowDown[0](), 1")
+        assert browser.run("location.hash").endswith(last)
+        chosen = "document.querySelector('.episode.chosen').getAttribute('aria-label')"
+        assert browser.run(chosen) == "member 1"
+        shown(browser, "run=one&tab=episodes&step=99", "Step 99 is not recorded; this is step 2.")
+        shown(browser, "run=one&tab=episodes&split=other", "other is not recorded; this is train.")
+        shown(browser, "run=one&tab=curves", "Causes were not looked for")
         # The server searches whole texts, and filters apply to the rest.
         shown(browser, "run=one&tab=episodes&step=2&split=train", "4 of 4 episodes")
         browser.fill("input[type=search]", "ONERROR")
         browser.wait("document.body.innerText.includes('2 of 4 episodes')")
+        assert "text=ONERROR" in browser.run("location.hash")
         browser.fill("[aria-label='reward ≥']", "0.5")
         browser.wait("document.body.innerText.includes('0 of 4 episodes')")
         # A file that is cut off, and a run that is deleted while one looks at it.
@@ -249,6 +261,31 @@ def test_each_view_from_the_server(tmp_path, browser):
 def problem_of(folder) -> str:
     table = pq.read_table(folder / "runs" / "one" / "record" / "step_000001.train.parquet")
     return table["problem"].to_pylist()[0]
+
+
+def test_the_curves_of_a_cause_stand_first_and_lines_have_gaps(tmp_path, browser):
+    run = tmp_path / "runs" / "one"
+    write_run(run, steps=1)
+    held = ("margin", "test/nll", "test/chosen_reward")
+    rows = [
+        {"step": i, "num_sequences": 8, "dpo_loss": 0.5, "time/step": 1.0, "time/eval": 2.0}
+        | dict.fromkeys(held if i < 4 or i == 9 else (), 1.0)
+        for i in range(1, 11)
+    ]
+    rows[-1]["diagnosis"] = "chosen_falls since 2: it fell"
+    (run / "metrics.jsonl").write_bytes(b"".join(map(encode_row, rows)))
+    with served(tmp_path / "runs") as url:
+        browser.open(url)
+        text = shown(browser, "run=one&tab=curves", "chosen falls")
+        order = [text.index(f"\n{name}\n") for name in (held[1], held[2], held[0], "dpo_loss")]
+        assert order == sorted(order)
+        assert "1 at step 9" in text
+        # One line of three points, and a dot; test examples are not recorded, so nothing opens.
+        figure = "document.querySelector('svg[aria-label=\"test/nll\"]')"
+        assert browser.run(f"{figure}.querySelector('path').getAttribute('d')").count("M") == 2
+        assert browser.run(f"{figure}.querySelectorAll('circle').length") == 1
+        assert not browser.run(f"{figure}.classList.contains('live')")
+        assert "⚠ chosen falls" in shown(browser, "list=runs", "30 s")
 
 
 def test_ten_thousand_episodes_of_a_step_open_within_a_second(tmp_path, browser):

@@ -41,7 +41,7 @@ async function problemView(runs, problem) {
   const cells = rows.map((row) => [labels.length > 1 ? legend(labels.indexOf(row.label), runs.length > 1 ? runs[row.i].title : "") : null, make("a", { href: link({ run: runs[row.i].name, tab: "episodes", step: row.step, split: row.split, group: row.group }, {}) }, `${row.step}`), row.split,
     make("span", { class: "dots" }, row.rewards.map((reward, member) => { const here = key(row, member), mark = here === a ? "A " : here === b ? "B " : null; return chip(reward, most, { href: link({ a: b, b: here }), class: mark ? "picked" : null, "aria-label": `compare member ${member} of step ${row.step}` }, mark); })),
     make("div", { class: "preview wide" }, textOf(row.answer, row.tokens))]);
-  const listed = table([runs.length > 1 ? "run" : "", "step", "split", "rewards", "first answer"], cells);
+  const listed = table([runs.length > 1 ? "run" : "", "step", "split", "rewards", "first answer"], cells, "stack");
   return [bar(make("b", {}, "One problem over the steps"), make("a", { href: link({ problem: null, a: null, b: null }) }, "back"), found.map((one) => one.of > one.searched ? quiet(`Only the last ${one.searched} files of the record were searched.`) : null), quiet("A click on a reward compares this answer with the one that was clicked before.")),
     pieces(found.find((one) => one.prompt).prompt, found.find((one) => one.prompt).tokens, "tokens prompt"), await twoAnswers(runs, a, b),
     make("div", { class: "charts" }, make("figure", {}, make("figcaption", {}, make("span", {}, "mean reward of this problem")), chart(series, "mean reward of this problem", { x: "step", dots: true }), labels.length > 1 ? make("div", { class: "legends" }, labels.map((label, i) => legend(i, label))) : null)), listed];
