@@ -1,4 +1,4 @@
-"""Starts a new run from a checkpoint of another one, with other settings.
+"""Starts a new run from any step of another one, with other settings.
 
     python -m tinker_cookbook.fork LOG_PATH step=20 log_path=NEW_PATH learning_rate=1e-4
     python -m tinker_cookbook.fork LOG_PATH step=20 log_path=NEW_PATH from=batch loss_fn=ppo
@@ -10,22 +10,27 @@ the old one, on a CPU bit for bit.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import chz
 
 from tinker_cookbook.backends.connect import connect_with
+from tinker_cookbook.checkpoint_utils import CheckpointRecord, load_checkpoints_file
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.leaves import load_leaf
 from tinker_cookbook.record.read import Record
 from tinker_cookbook.record.schema import FILE_NAME, FOLDER
+from tinker_cookbook.run.checkpoints import save_checkpoint_async
 from tinker_cookbook.run.config import TYPE_KEY
-from tinker_cookbook.run.jsonl import trim_rows
+from tinker_cookbook.run.jsonl import encode_row, trim_rows
 from tinker_cookbook.run.paths import CHECKPOINTS_FILE, METRICS_FILE, local_path
 from tinker_cookbook.run.scan import RunFolder, is_run_folder, read_run_folder
 from tinker_cookbook.utils.command_line.arguments import parse_arguments
@@ -42,7 +47,9 @@ class ForkSettings:
 
     run: str = chz.field(doc="Log folder of the run to start from")
     step: int | None = chz.field(
-        default=None, doc="Step of a checkpoint, 0: before training; default: the last checkpoint"
+        default=None,
+        doc="Start after this step, 0: before training. Without a checkpoint there, the updates "
+        "since the one before are repeated from the record. Default: the last checkpoint",
     )
     log_path: str = chz.field(doc="Folder of the new run, new or empty")
     from_: Literal["batch"] | None = chz.field(
@@ -73,11 +80,11 @@ def make_fork(settings: ForkSettings, changes: Sequence[str] = ()) -> list[str]:
     saved = [one for one in found.checkpoints if one.state_path and one.batch is not None]
     steps = [0, *sorted({one.batch or 0 for one in saved})]
     step = steps[-1] if settings.step is None else settings.step
-    if step not in steps:
+    last = max([0, *(int(row.get("step", 0)) for row in found.rows)])
+    if not 0 <= step <= last:
         raise ConfigurationError(
-            f"step: got {step}, expected one of those with a checkpoint: "
-            f"{', '.join(map(str, steps))}; the settings save_every and rolling_save_every save "
-            "more"
+            f"step: got {step}, expected 0 to {last}, the steps of the run; those with a "
+            f"checkpoint are {', '.join(map(str, steps))}"
         )
     program = program_of(str(found.config.get(TYPE_KEY, "")))
     if program is None:
@@ -87,7 +94,8 @@ def make_fork(settings: ForkSettings, changes: Sequence[str] = ()) -> list[str]:
     for one in saved:
         if one.batch == step and one.state_path:
             _check_exists(config, one.state_path)
-    _copy(source, target, step)
+    again = [] if step in steps else [asyncio.run(_checkpoint_again(source, step))]
+    _copy(source, target, step, again)
     allowed = ["allow_config_change=true"] if words else []
     return [
         *("-m", program, f"config={target}", f"log_path={target}", *words),
@@ -132,8 +140,25 @@ def _recorded(found: RunFolder, source: Path, step: int, changes: Sequence[str])
     )
 
 
-def _copy(source: Path, target: Path, step: int) -> None:
-    """Copies what the run wrote until ``step``; the folder appears when it is complete."""
+async def _checkpoint_again(source: Path, step: int) -> CheckpointRecord:
+    """Returns a checkpoint after ``step``, where the run has none, by repeating its updates."""
+    replay = load_leaf("replay.command", f"step={step}, which has no checkpoint,")
+    with replay.open_recorded(str(source)) as run, TemporaryDirectory() as folder:
+        client = await run.weights_after(step)
+        row, following = run.metrics[step], run.metrics.get(step + 1, {})
+        counts = {"trained": "cumulative_tokens", "sampled": "cumulative_sampled_tokens"}
+        state = {"batch": step, "epoch": following.get("epoch", row.get("epoch", 0))}
+        for kind, key in counts.items():
+            if (name := f"tokens/cumulative/{kind}") in row:
+                state[key] = row[name]
+        ttl = run.config.ttl_seconds
+        await save_checkpoint_async(client, f"{step:06d}", folder, state, ttl_seconds=ttl)
+        return load_checkpoints_file(folder)[-1]
+
+
+def _copy(source: Path, target: Path, step: int, more: Sequence[CheckpointRecord]) -> None:
+    """Copies what the run wrote until ``step``, and lists ``more`` checkpoints; the folder appears
+    when it is complete."""
 
     def later(folder: str, names: list[str]) -> set[str]:
         # Trackers must not continue the run of the source.
@@ -153,6 +178,8 @@ def _copy(source: Path, target: Path, step: int) -> None:
         # A run that ended at this step is to go on.
         lambda row: row.get("batch") is not None and row["batch"] <= step,
     )
+    with open(temporary / CHECKPOINTS_FILE, "ab") as file:
+        file.writelines(encode_row(one.to_dict()) for one in more)
     os.replace(temporary, target)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -65,7 +66,7 @@ async def compare(settings: ReplaySettings) -> Result:
         ConfigurationError: There is no such run, step, group or episode, or the run has none.
         DataError: The record or the data lack what is needed.
     """
-    with open_run(settings.run, _train_of) as run:
+    with open_recorded(settings.run) as run:
         config, what = run.config, settings.what
         what = what or ("episodes" if isinstance(config, Config) else "update")
         if what not in ("episodes", "update", "grading"):
@@ -167,6 +168,11 @@ def _chosen(run: RecordedRun, settings: ReplaySettings) -> Rows:
             "replayed; expected train or eval_test"
         )
     return sorted(rows, key=lambda row: row.get("weights_step", 0))
+
+
+def open_recorded(log_path: str) -> AbstractContextManager[RecordedRun]:
+    """Connects to the backend of a recorded run; see ``open_run``."""
+    return open_run(log_path, _train_of)
 
 
 def _train_of(config: TrainingConfig) -> Train | None:

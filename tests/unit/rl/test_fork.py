@@ -29,10 +29,11 @@ def forked(folder, target, step, *changes, **settings) -> tuple[list[dict], list
     return run(parse_arguments(train.Config, command[2:])), command[2:]
 
 
-def test_a_fork_repeats_the_rest_of_its_run(recorded, tmp_path):
+@pytest.mark.parametrize("step", [2, 3], ids=["of a checkpoint", "between checkpoints"])
+def test_a_fork_repeats_the_rest_of_its_run(recorded, tmp_path, step):
     folder, rows = recorded
     target = tmp_path / "fork"
-    command = fork.make_fork(fork.ForkSettings(run=str(folder), step=2, log_path=str(target)))
+    command = fork.make_fork(fork.ForkSettings(run=str(folder), step=step, log_path=str(target)))
     # What a run wrote after its last checkpoint, before it was killed, is replaced.
     later = target / "record" / "step_000099.train.parquet"
     later.write_bytes(b"not whole")
@@ -83,7 +84,7 @@ def test_forks_of_other_states(recorded, tmp_path):
     ("settings", "changes", "message"),
     [
         ({"run": "nowhere"}, (), "run: got 'nowhere', expected the log folder of a run"),
-        ({"step": 3}, (), "step: got 3, expected one of those with a checkpoint: 0, 2, 4"),
+        ({"step": 9}, (), "step: got 9, expected 0 to 4"),
         ({"log_path": "."}, (), "has files; expected a new folder"),
         ({}, ("learning_rat=1",), "learning_rat"),
         ({"step": 4, "from_": "batch"}, (), "the record has no step after 4"),
