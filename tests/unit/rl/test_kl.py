@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from tinker_cookbook.backends import connect
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.rl import metrics as rl_metrics
-from tinker_cookbook.rl.data_processing import data_for_loss, trajectory_to_data
+from tinker_cookbook.rl.data_processing import REFERENCE_LOGPROBS, data_for_loss, trajectory_to_data
 from tinker_cookbook.rl.loop.adjuster import RolloutData
 from tinker_cookbook.rl.metrics import (
     KLPenalty,
@@ -86,6 +86,9 @@ def test_a_batch_without_a_trained_token_gives_no_metrics():
     assert compute_kl_sample_train(data, scores) == {}
     assert asyncio.run(compute_post_kl(data, Scorer(*scores))) == {}
     assert asyncio.run(incorporate_kl_penalty(data, Scorer(*scores), 0.5, 0.9)) == {}
+    # The record has the reference's log-probabilities too.
+    kept = [datum.loss_fn_inputs.pop(REFERENCE_LOGPROBS).to_numpy() for datum in data]
+    assert [len(values) for values in kept] == [len(values["mask"]) for values in before]
     assert [fields(datum) for datum in data] == before
     assert compute_kl_sample_train([], []) == {}
     # One masked datum among others just does not count.
