@@ -50,6 +50,7 @@ NOT_RUN = (
     "python -m tinker_cookbook.view",  # tests/unit/view
     "python -m tinker_cookbook.replay",  # tests/unit/rl/test_replay.py
     "python -m tinker_cookbook.fork",
+    "pytest test_episode.py",
     "duckdb ",
     "python -m tinker_cookbook.weights gguf",
     "python -m tinker_cookbook.weights publish",
@@ -63,6 +64,7 @@ ELSEWHERE = (
     "model_name=FOLDER dataset_path=train.jsonl",
     "match=letter",
     "image_sources=",
+    "trackers=",  # tests/unit/run/test_trackers.py
 )
 
 
