@@ -280,7 +280,11 @@ def rounded(values: list[float] | None) -> list[float | None] | None:
     """Returns the values with the digits that a page can show; null for NaN and infinity."""
     if values is None:
         return None
-    array = np.round(np.asarray(values, float), 4)
+    array = np.asarray(values, float)
+    # Four significant digits, and no digit before the point is lost.
+    with np.errstate(all="ignore"):
+        scale = 10.0 ** np.clip(3 - np.floor(np.log10(np.abs(array))), 0, 12)
+        array = np.where(array == 0, 0.0, np.round(array * scale) / scale)
     return array.tolist() if np.isfinite(array).all() else [*map(_finite_or_none, array.tolist())]
 
 
