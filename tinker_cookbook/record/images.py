@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from tinker_cookbook.record.files import write_file
 from tinker_cookbook.record.schema import FOLDER
 
 _FOLDER = "images"
+_FORMATS = ("png", "jpeg")
+"""Those of the SDK."""
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class ImageFiles:
@@ -50,6 +54,7 @@ class ImageFiles:
 
 def image_file(log_path: Path, image: dict[str, Any]) -> Path | None:
     """Returns the file of a row of the column ``images``; ``None`` if it is not stored."""
-    if image["format"] is None:
+    # A record of another person must not name other files.
+    if image["format"] not in _FORMATS or not _DIGEST.fullmatch(image["sha256"] or ""):
         return None
     return log_path / FOLDER / _FOLDER / f"{image['sha256']}.{image['format']}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tinker_cookbook.exceptions import DataError
 from tinker_cookbook.record.read import Record
 from tinker_cookbook.record.schema import IMAGE
 from tinker_cookbook.record.vocabulary import text_of, token_texts
@@ -24,11 +25,14 @@ def sampled_messages(
 
     Each is its messages (a prompt as the user's, without the tokens of the turns before, with the
     chat format's markers; an answer as the assistant's) and what is known about it. A split without
-    sampled episodes or tokens has none.
+    sampled episodes or tokens, or with a damaged file, has none.
     """
     import pyarrow as pa
 
-    table = record.table(step, split)
+    try:
+        table = record.table(step, split)
+    except DataError:
+        return []
     if table is None or not set(_COLUMNS) <= set(table.column_names):
         return []
     first = np.asarray(table["member"]) == 0

@@ -12,9 +12,9 @@ import numpy as np
 
 from tinker_cookbook.exceptions import DataError
 from tinker_cookbook.record.episodes import Tokens
-from tinker_cookbook.record.files import record_file
+from tinker_cookbook.record.files import read_table, record_file
 from tinker_cookbook.record.origin import ORIGIN_KEY
-from tinker_cookbook.record.schema import FILE_NAME, FOLDER, SCHEMA_VERSION, VERSION_KEY
+from tinker_cookbook.record.schema import FILE_NAME, FOLDER
 from tinker_cookbook.run.paths import local_path
 
 if TYPE_CHECKING:
@@ -40,25 +40,14 @@ class Record:
     def table(
         self, step: int, split: str = "train", columns: list[str] | None = None
     ) -> pa.Table | None:
-        """Returns the rows of a step; ``None`` if its file is absent or was cut off by a crash.
+        """Returns the rows of a step; ``None`` if its file is absent.
 
         Raises:
-            DataError: A later version of the package wrote the file.
+            DataError: The file is damaged, or a later version of the package wrote it.
         """
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        path = record_file(self.log_path, step, split)
         try:
-            with pq.ParquetFile(path) as file:
-                version = int((file.schema_arrow.metadata or {}).get(VERSION_KEY, b"1"))
-                if version > SCHEMA_VERSION:
-                    raise DataError(
-                        f"{path}: has version {version} of the record, expected at most "
-                        f"{SCHEMA_VERSION}; update tinker_cookbook"
-                    )
-                return file.read(columns, use_threads=False)  # the files are small
-        except (FileNotFoundError, pa.ArrowInvalid):
+            return read_table(record_file(self.log_path, step, split), columns)
+        except FileNotFoundError:
             return None
 
     def origin(self, step: int, split: str = "train") -> dict[str, str]:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.record.files import write_file
+from tinker_cookbook.exceptions import DataError
+from tinker_cookbook.record.files import read_table, write_file
 from tinker_cookbook.record.schema import FOLDER
 
 if TYPE_CHECKING:
@@ -69,7 +70,10 @@ def token_texts(log_path: Path, tokens: Iterable[int]) -> dict[int, str | list[i
     path = log_path / FOLDER / _FILE
     if not path.is_file():
         return {}
-    known = _read_vocabulary(path, path.stat().st_mtime_ns)
+    try:
+        known = _read_vocabulary(path, path.stat().st_mtime_ns)
+    except (DataError, KeyError):  # damaged; the record is of use without texts
+        return {}
     found: dict[int, str | list[int]] = {}
     for token in {*tokens} & known.keys():
         content = known[token]
@@ -82,9 +86,7 @@ def token_texts(log_path: Path, tokens: Iterable[int]) -> dict[int, str | list[i
 
 @functools.lru_cache(maxsize=2)  # the page reads it for each answer
 def _read_vocabulary(path: Path, changed: int) -> dict[int, bytes]:
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(path, columns=["token", "bytes"])
+    table = read_table(path, ["token", "bytes"])
     return dict(zip(*(table[name].to_pylist() for name in ("token", "bytes")), strict=True))
 
 

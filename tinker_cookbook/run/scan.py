@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -123,28 +123,42 @@ def find_run_folders(roots: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
 def walk_folders(top: Path) -> Iterator[tuple[Path, list[str]]]:
     """Yields the folders at and below ``top`` that may be or have runs, and the folders in each.
 
-    Hidden folders, those of iterations and records are not searched.
+    Hidden folders, those of iterations and records, and those of other users that cannot be read
+    are not searched.
     """
     for folder, names, _ in os.walk(top):
         here = Path(folder)
         # A record has a file for each step, so that listing it takes long.
-        found = sorted(n for n in names if not n.startswith(_NOT_SEARCHED) and n != FOLDER)
+        found = sorted(
+            name
+            for name in names
+            if not name.startswith(_NOT_SEARCHED) and name != FOLDER
+            and os.access(here / name, os.R_OK | os.X_OK)
+        )  # fmt: skip
         names[:] = [] if len(here.relative_to(top).parts) >= _DEPTH else found
         yield here, found
 
 
 def read_run_folder(folder: Path) -> RunFolder:
     """Reads a run's folder; what cannot be read is left out and described in ``problem``."""
+    readers: dict[str, Callable[[], Any]] = {
+        "config": lambda: _config_of(folder),
+        "rows": lambda: read_rows(folder / METRICS_FILE),
+        "checkpoints": lambda: load_checkpoints_file(folder),
+    }
     found: dict[str, Any] = {}
-    try:
-        if (folder / CONFIG_FILE).is_file():
-            config = json.loads((folder / CONFIG_FILE).read_bytes())
-            found["config"] = config if isinstance(config, dict) else {}
-        found["rows"] = read_rows(folder / METRICS_FILE)
-        found["checkpoints"] = load_checkpoints_file(folder)
-    except (OSError, ValueError, TinkerCookbookError) as error:
-        found["problem"] = str(error)
+    for name, read in readers.items():
+        try:
+            found[name] = read()
+        except (OSError, ValueError, RecursionError, TinkerCookbookError) as error:
+            found.setdefault("problem", str(error))
     return RunFolder(folder, holder=lock_holder(folder), error=_error_of(folder), **found)
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    config = json.loads(path.read_bytes()) if path.is_file() else {}
+    return config if isinstance(config, dict) else {}
 
 
 def _error_of(folder: Path) -> str | None:

@@ -58,8 +58,11 @@ def main(settings: ViewSettings) -> None:
     )
     try:
         socket = config.bind_socket()
-    except SystemExit:  # uvicorn has said why
-        raise ConfigurationError(f"port: {settings.port} cannot be used; choose port=0") from None
+    except (SystemExit, OverflowError, UnicodeError):  # uvicorn has said why
+        raise ConfigurationError(
+            f"host, port: got {settings.host}, {settings.port}, which cannot be used; expected an "
+            "address of this machine and a free port up to 65535, such as port=0"
+        ) from None
     suffix = f"/?key={key}" if key else "/"
     print(
         f"http://{settings.host}:{socket.getsockname()[1]}{suffix}   (Ctrl-C ends it)", flush=True

@@ -28,6 +28,7 @@ from tinker_cookbook.view import evaluations
 from tinker_cookbook.view.evidence import add_evidence
 from tinker_cookbook.view.explain import checked, explained
 from tinker_cookbook.view.files import has_files
+from tinker_cookbook.view.guard import NotFoundError, attempt, reason
 
 _MAX_POINTS = 1000
 """Of a longer series the page gets the lowest and the highest value of each part."""
@@ -74,33 +75,38 @@ class Runs:
 
     def run(self, name: str) -> dict[str, Any]:
         """Returns the settings, the metrics by name, and the steps with a record of a run."""
-        run = self._run(self.path_of(name))
-        metrics = metrics_of(run.rows)
-        return _list_row(run, name) | {
-            "config": flat(run.config),
+        run, problems = self._run(self.path_of(name)), list[str]()
+        metrics, record = metrics_of(run.rows), Record(run.path)
+        row = _list_row(run, name)
+        found = row | {
+            "config": attempt("config", lambda: flat(run.config), {}, problems),
             "metrics": {name: thinned(one) for name, one in metrics.items()},
             "axes": axes_of(run.rows),
-            "record": {str(step): splits for step, splits in Record(run.path).steps().items()},
-            "causes": [explained(one, metrics) for one in self._causes(run)],
+            "record": {str(step): splits for step, splits in record.steps().items()},
+            "causes": [explained(one, metrics) for one in self._causes(run, problems)],
             "checked": checked(run.rows, run.config),
             "has": has_files(run.path),
             "error": run.error,
-            "problem": run.problem,
         }
+        return found | {"problem": "; ".join(filter(None, (row["problem"], *problems))) or None}
 
     @staticmethod
-    def _causes(run: RunFolder) -> list[dict[str, Any]]:
-        causes, record = causes_of(run.rows, run.config), Record(run.path)
+    def _causes(run: RunFolder, problems: list[str]) -> list[dict[str, Any]]:
+        record = Record(run.path)
+        causes = attempt("causes", lambda: causes_of(run.rows, run.config), [], problems)
         for cause in causes:
-            add_evidence(cause, record)
+            attempt(cause.name, lambda one=cause: add_evidence(one, record), None, problems)
         return [vars(cause) for cause in causes]
 
     def path_of(self, name: str) -> Path:
-        """Returns a folder of the list; raises ``KeyError`` for another name."""
-        path = (self.root / name).resolve()
-        if not path.is_relative_to(self.root) or not path.is_dir():
-            raise KeyError(name)
-        return path
+        """Returns a folder at or below the root; raises ``NotFoundError`` for another name."""
+        try:
+            path = (self.root / name).resolve()
+            if path.is_relative_to(self.root) and path.is_dir():
+                return path
+        except (OSError, ValueError, RuntimeError):  # too long, NUL, a loop of links
+            pass
+        raise NotFoundError(name)
 
     def name_of(self, path: Path) -> str:
         """Returns the name of a folder in the list, its path below the root."""
@@ -117,7 +123,8 @@ class Runs:
     def _run(self, path: Path) -> RunFolder:
         stamp, known = _stamp(path), self._read.pop(path, None)
         if known is None or known[0] != stamp:
-            known = stamp, read_run_folder(path)
+            run = read_run_folder(path)
+            known = stamp, dataclasses.replace(run, rows=[*map(_usable, run.rows)])
         self._read[path] = known
         if len(self._read) > _KEPT_RUNS:
             self._read.popitem(last=False)
@@ -132,7 +139,23 @@ def _stamp(path: Path) -> tuple[Any, ...]:
     return probe.updated, size, probe.holder
 
 
+def _usable(row: Row) -> Row:
+    """Returns a row of any program without integers that no float has, and odd ``nonfinite``."""
+    kept = {k: v for k, v in row.items() if type(v) is not int or abs(v) < 2**63}
+    odd = kept.pop(NONFINITE_KEY, None)
+    if isinstance(odd, dict):
+        kept[NONFINITE_KEY] = {k: v for k, v in odd.items() if v in ("nan", "inf", "-inf")}
+    return kept
+
+
 def _list_row(run: RunFolder, name: str) -> dict[str, Any]:
+    try:
+        return _row(run, name)
+    except Exception as error:  # one run must not hide the others
+        return _row(RunFolder(run.path, holder=run.holder, problem=reason(error)), name)
+
+
+def _row(run: RunFolder, name: str) -> dict[str, Any]:
     config = run.config
     metric = config.get("best_metric") or next((m for m in METRICS if run.values(m)), None)
     values = run.values(metric) if metric else {}
@@ -157,6 +180,7 @@ def _list_row(run: RunFolder, name: str) -> dict[str, Any]:
         "cost": list(dollars.values())[-1] if dollars else None,
         "causes": [cause.name for cause in causes_of(run.rows, config)],
         "updated": run.updated,
+        "problem": run.problem,
     }
 
 
@@ -198,13 +222,17 @@ def axes_of(rows: Iterable[Row]) -> Series:
     trained = seconds = 0.0
     for row in rows:
         if type(row.get("step")) is int:
-            seconds += float(row.get("time/total", row.get("time/step")) or 0.0)
-            seconds += float(row.get("time/eval") or 0.0)
-            trained = float(row.get("tokens/cumulative/trained") or trained)
+            seconds += _number(row.get("time/total", row.get("time/step")))
+            seconds += _number(row.get("time/eval"))
+            trained = _number(row.get("tokens/cumulative/trained")) or trained
             steps.append(row["step"])
             tokens.append(trained)
             minutes.append(round(seconds / 60, 4))
     return {"steps": steps, "tokens": tokens, "minutes": minutes}
+
+
+def _number(value: Any) -> float:
+    return float(value) if type(value) in (int, float) else 0.0
 
 
 def thinned(series: Series) -> Series:

@@ -17,6 +17,7 @@ import numpy as np
 from tinker_cookbook.record.images import image_file
 from tinker_cookbook.record.read import Record
 from tinker_cookbook.record.vocabulary import text_of, token_texts
+from tinker_cookbook.view.guard import attempt
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,13 +37,23 @@ Rows = list[dict[str, Any]]
 
 
 def read(path: Path, step: int, split: str, columns: list[str] | None = None) -> Rows:
-    """Returns the rows of a step; none if its file is absent or was cut off by a crash."""
+    """Returns the rows of a step, none if its file is absent; raises as ``Record.table``."""
     table = Record(path).table(step, split, columns)
     return [] if table is None else table.to_pylist()
 
 
 def episodes(path: Path, step: int, split: str) -> dict[str, Any]:
-    """Returns a row for each episode of a step, without its tokens; or the examples of a step."""
+    """Returns a row for each episode of a step, without its tokens; or the examples of a step.
+
+    ``problem`` is why there are none.
+    """
+    problems: list[str] = []
+    empty: dict[str, Any] = {"episodes": []}
+    found = attempt(f"step {step}", lambda: _episodes(path, step, split), empty, problems)
+    return found | {"problem": problems[0]} if problems else found
+
+
+def _episodes(path: Path, step: int, split: str) -> dict[str, Any]:
     # ``targets_per_token`` tells examples from episodes; a column that a file lacks is left out.
     rows = read(path, step, split, [*_LISTED, "targets_per_token"])
     if rows and "group" not in rows[0]:
@@ -262,10 +273,13 @@ def problem(path: Path, key: str) -> dict[str, Any]:
     places = [(step, split) for step, splits in record.steps().items() for split in splits]
     for step, split in places[-_SEARCHED:]:
         # Most steps lack the problem, so their other columns are not read.
-        if any(row.get("problem") == key for row in read(path, step, split, ["problem"])):
-            table = record.table(step, split, [*Problems.columns])
-            rows = [] if table is None else _where(table, "problem", key).to_pylist()
-            found.add(step, split, rows)
+        def add(step: int = step, split: str = split) -> None:
+            if any(row.get("problem") == key for row in read(path, step, split, ["problem"])):
+                table = record.table(step, split, [*Problems.columns])
+                rows = [] if table is None else _where(table, "problem", key).to_pylist()
+                found.add(step, split, rows)
+
+        attempt("", add, None, [])  # the step of a damaged file says so itself
     result = found.result().get(key, {})
     return result | {"searched": min(len(places), _SEARCHED), "of": len(places)}
 

@@ -22,7 +22,6 @@ from tinker_cookbook.eval.run.answers import (
     summarize,
     tasks_of,
 )
-from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.record.schema import FOLDER
 from tinker_cookbook.run.best import lower_is_better
 from tinker_cookbook.run.jsonl import read_rows
@@ -31,6 +30,7 @@ from tinker_cookbook.sweep.arguments import Point
 from tinker_cookbook.sweep.results import best_of, collect, metric_note
 from tinker_cookbook.sweep.runs import RECORDS, SweepRun
 from tinker_cookbook.view.episodes import number
+from tinker_cookbook.view.guard import attempt, reason
 
 
 def find_folders(root: Path) -> tuple[list[Path], list[Path]]:
@@ -59,8 +59,8 @@ def evaluation(folder: Path) -> dict[str, Any]:
             metadata = {**(described[0] if described else {}), **metadata}
             recorded = (folder / name / FOLDER).is_dir()
             tasks[name] = result.to_dict() | {"done": done, "recorded": recorded}
-    except (OSError, TinkerCookbookError) as error:
-        problem = str(error)
+    except Exception as error:  # of another program
+        problem = reason(error)
     files = [*folder.glob(f"*/{TRAJECTORIES}")]
     return {
         "title": folder.name,
@@ -72,8 +72,8 @@ def evaluation(folder: Path) -> dict[str, Any]:
     }
 
 
-def answers(folder: Path, task: str) -> dict[str, Any]:
-    """Returns the answers of an evaluation to a task."""
+def answers(task: Path) -> dict[str, Any]:
+    """Returns the answers to a task, whose folder is in that of its evaluation."""
     return {
         "answers": [
             {
@@ -86,7 +86,7 @@ def answers(folder: Path, task: str) -> dict[str, Any]:
                 "messages": [{"role": turn.role, "content": turn.content} for turn in row.turns],
                 "logs": row.logs,
             }
-            for row in load_trajectories(str(folder), task)
+            for row in load_trajectories(str(task.parent), task.name)
         ]
     }
 
@@ -95,8 +95,8 @@ def verdicts(a: Path, b: Path) -> dict[str, Any]:
     """Returns the paired comparison of each task that two evaluations share."""
     try:
         found = compare(str(a), str(b))
-    except TinkerCookbookError as error:
-        return {"tasks": {}, "problem": str(error)}
+    except Exception as error:  # of another program
+        return {"tasks": {}, "problem": reason(error)}
     return {
         "tasks": {
             name: asdict(one) | {"lines": comparison_lines(name, one)}
@@ -107,9 +107,18 @@ def verdicts(a: Path, b: Path) -> dict[str, Any]:
 
 def sweep(folder: Path) -> dict[str, Any]:
     """Returns the table of a sweep, as ``results.jsonl`` has it at the end, also while it runs."""
-    records = {
-        path.stem: json.loads(path.read_bytes()) for path in sorted((folder / RECORDS).iterdir())
+    problems: list[str] = []
+    empty: dict[str, Any] = {"rows": [], "swept": []}
+    found = attempt(folder.name, lambda: _sweep(folder, problems), empty, problems)
+    return found | {"problem": "; ".join(problems)} if problems else found
+
+
+def _sweep(folder: Path, problems: list[str]) -> dict[str, Any]:
+    read = {
+        path.stem: attempt(path.name, lambda path=path: _sweep_record(path), None, problems)
+        for path in sorted((folder / RECORDS).iterdir())
     }
+    records = {name: record for name, record in read.items() if record is not None}
     settings = [one["settings"] for one in records.values()]
     keys = dict.fromkeys(key for one in settings for key in one)
     swept = [key for key in keys if len({one.get(key) for one in settings}) > 1]
@@ -120,10 +129,7 @@ def sweep(folder: Path) -> dict[str, Any]:
         runs.append(SweepRun(point, record["recipe"], values, folder / name))
         runs[-1].load()
     before = read_rows(folder / "results.jsonl")
-    try:
-        rows = collect(runs, before[0]["metric"] if before else None)
-    except TinkerCookbookError as error:
-        return {"rows": [], "swept": swept, "problem": str(error)}
+    rows = collect(runs, before[0]["metric"] if before else None)
     metric = next((row["metric"] for row in rows), None) or ""
     best = best_of(rows)
     return {
@@ -134,3 +140,8 @@ def sweep(folder: Path) -> dict[str, Any]:
         "best": best and best["run"],
         "note": metric and metric_note(metric),
     }
+
+
+def _sweep_record(path: Path) -> dict[str, Any]:
+    record = json.loads(path.read_bytes())
+    return {name: record[name] for name in ("recipe", "settings", "done", "seconds")}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.run.paths import SPANS_FILE
+from tinker_cookbook.view.guard import attempt
 
 _STEP = re.compile(rb'\{"step": ?(\d+),')
 _TREE = "_logtree.json"
@@ -39,7 +40,11 @@ def timing(path: Path, step: int | None = None, every: bool = False) -> dict[str
     wanted = steps if every else [step if step in lines else steps[-1]] if steps else []
     return {
         "steps": steps,
-        "spans": {one: spans_of(json.loads(lines[one])["spans"]) for one in wanted},
+        # A line of another program has no spans.
+        "spans": {
+            one: attempt("", lambda one=one: spans_of(json.loads(lines[one])["spans"]), [], [])
+            for one in wanted
+        },
     }
 
 
@@ -61,8 +66,17 @@ def tree(path: Path, file: str | None = None, every: bool = False) -> dict[str, 
     wanted = list(files) if every else [one for one in [file or last] if one in files]
     return {
         "files": list(files),
-        "trees": {name: json.loads(files[name].read_text("utf-8")) for name in wanted},
+        "trees": {name: _tree(files[name]) for name in wanted},
     }
+
+
+def _tree(file: Path) -> dict[str, Any]:
+    problems: list[str] = []
+    read = attempt(file.name, lambda: json.loads(file.read_text("utf-8")), None, problems)
+    root = read.get("root") if isinstance(read, dict) else None
+    if isinstance(root, dict) and isinstance(root.get("children"), list):
+        return {"root": root}
+    return {"root": {"children": problems or [f"{file.name}: is no tree of logtree"]}}
 
 
 def _last(sizes: dict[Any, int]) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
+import logging
 from collections.abc import Iterator
 from html import escape
 from itertools import combinations
@@ -17,7 +17,10 @@ from tinker_cookbook.record.read import Record
 from tinker_cookbook.record.write import record_file
 from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.view import data, episodes, evaluations, files
+from tinker_cookbook.view.guard import as_json, attempt
 from tinker_cookbook.view.page import page_html
+
+logger = logging.getLogger(__name__)
 
 FILE = "report.html"
 MAX_RECORD_BYTES = 4_000_000
@@ -31,12 +34,16 @@ def write_report(folder: Path, out: Path) -> Path:
     """Writes ``out`` and returns it; raises ``ConfigurationError`` if it cannot be written."""
     runs = data.Runs(folder)
     listed = runs.list()
-    parts = [_element("runs", {}, listed)]
+    parts, problems = [_element("runs", {}, listed)], list[str]()
     for row in listed["runs"]:
-        parts += _run_elements(runs, row["name"])
+        parts += attempt(
+            row["name"], lambda name=row["name"]: _run_elements(runs, name), [], problems
+        )
     for name in listed["sweeps"]:
         parts.append(_element("sweep", {"name": name}, evaluations.sweep(runs.path_of(name))))
-    parts += _evaluation_elements(runs, listed["evaluations"])
+    parts += _evaluation_elements(runs, listed["evaluations"], problems)
+    for one in problems:
+        logger.warning("not in the report: %s", one)
     _write(out, page_html("".join(parts))[0])
     return out
 
@@ -59,32 +66,47 @@ def _write(out: Path, html: str) -> None:
         raise ConfigurationError(f"out: {out} cannot be written: {error.strerror}") from error
 
 
-def _run_elements(runs: data.Runs, name: str) -> Iterator[str]:
-    path, run = runs.path_of(name), runs.run(name)
-    steps = _steps_that_fit(path, {one["step"] for c in run["causes"] for one in c["evidence"]})
+def _run_elements(runs: data.Runs, name: str) -> list[str]:
+    path, run, problems = runs.path_of(name), runs.run(name), list[str]()
+    wanted = {one["step"] for c in run["causes"] for one in c["evidence"]}
+    steps = attempt("record", lambda: _steps_that_fit(path, wanted), {}, problems)
     if len(steps) < len(run["record"]):
         run["left_out"] = (
             f"This file has the episodes of {len(steps)} of {len(run['record'])} steps. "
             f"All are in the run: python -m tinker_cookbook.view {path}"
         )
     run["record"] = {str(step): splits for step, splits in steps.items()}
-    yield _element("run", {"name": name}, run)
+    parts = list[str]()
     for kind in run["has"]:
-        yield _element(kind, {"name": name}, getattr(files, kind)(path, every=True))
-    problems, images_left = episodes.Problems(path), MAX_IMAGE_BYTES
+        content = attempt(
+            kind, lambda kind=kind: getattr(files, kind)(path, every=True), {}, problems
+        )
+        parts.append(_element(kind, {"name": name}, content))
+    asked, images_left = episodes.Problems(path), MAX_IMAGE_BYTES
+
+    def add(place: dict[str, Any]) -> None:
+        nonlocal images_left
+        step, split = place["step"], place["split"]
+        rows = episodes.read(path, step, split)
+        if rows and "group" not in rows[0]:
+            parts.append(_element("episodes", place, episodes.examples(path, rows)))
+            return
+        found = episodes.groups(path, rows, with_images=images_left > 0)
+        images_left -= sum(len(p) for one in found.values() for p in one["pictures"].values())
+        listed = _element("episodes", place, episodes.listing(path, rows))
+        parts.extend((listed, _element("group", place, found)))
+        asked.add(step, split, rows)
+
     for step, splits in steps.items():
         for split in splits:
-            place = {"name": name, "step": step, "split": split}
-            rows = episodes.read(path, step, split)
-            if rows and "group" not in rows[0]:
-                yield _element("episodes", place, episodes.examples(path, rows))
-                continue
-            yield _element("episodes", place, episodes.listing(path, rows))
-            found = episodes.groups(path, rows, with_images=images_left > 0)
-            images_left -= sum(len(p) for one in found.values() for p in one["pictures"].values())
-            yield _element("group", place, found)
-            problems.add(step, split, rows)
-    yield _element("problem", {"name": name}, problems.result())
+            place, before = {"name": name, "step": step, "split": split}, len(problems)
+            attempt(f"step {step}, {split}", lambda place=place: add(place), None, problems)
+            if len(problems) > before:
+                content = {"episodes": [], "problem": problems[-1]}
+                parts.append(_element("episodes", place, content))
+    parts.append(_element("problem", {"name": name}, asked.result()))
+    run["problem"] = "; ".join(filter(None, (run["problem"], *problems))) or None
+    return [_element("run", {"name": name}, run), *parts]
 
 
 def _steps_that_fit(path: Path, wanted: set[int]) -> dict[int, list[str]]:
@@ -102,12 +124,19 @@ def _steps_that_fit(path: Path, wanted: set[int]) -> dict[int, list[str]]:
     return {step: splits for step, splits in steps.items() if step in kept}
 
 
-def _evaluation_elements(runs: data.Runs, listed: list[dict[str, Any]]) -> Iterator[str]:
+def _evaluation_elements(
+    runs: data.Runs, listed: list[dict[str, Any]], problems: list[str]
+) -> Iterator[str]:
     for one in listed:
         for task, result in one["tasks"].items():
+            place = f"{one['name']}/{task}"
             if result["recorded"]:
-                yield from _run_elements(runs, f"{one['name']}/{task}")
-            content = evaluations.answers(runs.path_of(one["name"]), task)
+                yield from attempt(
+                    place, lambda name=place: _run_elements(runs, name), [], problems
+                )
+            content = attempt(
+                place, lambda name=place: evaluations.answers(runs.path_of(name)), {}, problems
+            )
             yield _element("answers", {"name": one["name"], "task": task}, content)
     for a, b in combinations([one["name"] for one in listed[:_COMPARED]], 2):
         for first, second in ((a, b), (b, a)):
@@ -117,8 +146,7 @@ def _evaluation_elements(runs: data.Runs, listed: list[dict[str, Any]]) -> Itera
 
 def _element(path: str, parameters: dict[str, Any], content: Any) -> str:
     """Returns an element with the answer to a request, compressed: the page reads it on demand."""
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    packed = gzip.compress(text.encode(), 6, mtime=0)
+    packed = gzip.compress(as_json(content).encode(), 6, mtime=0)
     # Base64 and the percent signs of an address have no character that ends an element.
-    address = escape(f"{path}?{urlencode(parameters)}")
+    address = escape(f"{path}?{urlencode(parameters, errors='replace')}")
     return f'<script type="x" data-path="{address}">{base64.b64encode(packed).decode()}</script>\n'

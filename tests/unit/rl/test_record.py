@@ -11,7 +11,7 @@ from animal_stories import story_config
 from pyarrow import dataset
 from train_runs import run
 
-from tinker_cookbook.exceptions import TrainingError
+from tinker_cookbook.exceptions import DataError, TrainingError
 from tinker_cookbook.record.episodes import turn_table
 from tinker_cookbook.record.examples import example_table
 from tinker_cookbook.record.images import ImageFiles, image_file
@@ -100,12 +100,14 @@ def test_pandas_reads_the_files(recorded):
     assert whole.num_rows == 64
 
 
-def test_a_file_without_its_end_is_absent_and_removed_by_the_next_run(recorded, tmp_path):
+def test_a_file_without_its_end_is_damaged_and_removed_by_the_next_run(recorded, tmp_path):
     whole = (recorded[0] / "record" / "step_000001.train.parquet").read_bytes()
     (tmp_path / "record").mkdir()
     (tmp_path / "record" / "step_000001.train.parquet").write_bytes(whole[:-100])
     (tmp_path / "record" / ".step_000002.train.parquet.7.tmp").write_bytes(whole[:-100])
-    assert open_record(tmp_path).table(1) is None
+    with pytest.raises(DataError, match=r"step_000001\.train\.parquet: the file is damaged"):
+        open_record(tmp_path).table(1)
+    assert open_record(tmp_path).table(2) is None
     with RecordWriter(tmp_path):
         assert list((tmp_path / "record").iterdir()) == []
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.eval.run.types import StoredTrajectory
+from tinker_cookbook.exceptions import DataError
 from tinker_cookbook.record.episodes import RecordedGroup, group_rows, json_text, table_of
 from tinker_cookbook.record.images import ImageFiles
 from tinker_cookbook.record.read import Record
@@ -52,9 +54,11 @@ class AnswerRecord:
         grades = {(row.idx, row.sample): row for row in stored}
         record, split = Record(self._folder), f"eval_{benchmark}"
         rows = []
-        earlier = record.table(0, split)
-        if earlier is not None and record.origin(0, split).get("key") == key:
-            rows = [r for r in earlier.to_pylist() if (r["group"], r["member"]) not in self._rows]
+        with contextlib.suppress(DataError):  # a damaged file is replaced
+            earlier = record.table(0, split)
+            if earlier is not None and record.origin(0, split).get("key") == key:
+                found = earlier.to_pylist()
+                rows = [r for r in found if (r["group"], r["member"]) not in self._rows]
         rows += [row for rows in self._rows.values() for row in rows]
         for row in rows:
             grade = grades.get((row["group"], row["member"]))
