@@ -182,7 +182,8 @@ class _Worker:
                 if self.tried.is_set():
                     # Too late to stop the run.
                     logger.warning("%s", error)
-            except Exception as error:
+            # Some packages call sys.exit, which would end this thread without a message.
+            except (Exception, SystemExit) as error:
                 self._warn(error, f"it is tried again every {_RETRY_SECONDS:g} seconds")
                 self.tried.set()
                 if self._ending.wait(_RETRY_SECONDS):
@@ -215,11 +216,11 @@ class _Worker:
                 self._lost += 1
             else:
                 getattr(self.tracker, method)(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._lost += 1
             self._warn(error, "what it does not take is left out")
 
-    def _warn(self, error: Exception, then: str) -> None:
+    def _warn(self, error: BaseException, then: str) -> None:
         if not self._warned:
             self._warned = True
             what = f"{type(error).__name__}: {error}".strip().partition("\n")[0]

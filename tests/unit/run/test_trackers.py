@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 from environments import REPO, python_with, run_in
@@ -22,13 +23,14 @@ from tinker_cookbook.run.trackers import Trackers, start_trackers
 
 
 class Rows(Logger):
-    def __init__(self, broken_step: int = -1):
+    def __init__(self, broken_step: int = -1, error: BaseException | None = None):
         self.rows: list = []
+        self.error = error or ConnectionError("no route to host")
         self.closed, self.broken_step = False, broken_step
 
     def log_metrics(self, metrics, step=None):
         if step == self.broken_step:
-            raise ConnectionError("no route to host")
+            raise self.error
         self.rows.append((metrics, step))
 
     def close(self):
@@ -78,6 +80,28 @@ def test_a_tracker_that_hangs_or_fails_holds_neither_the_run_nor_the_others(monk
         "late fails: ConnectionError: refused; the run goes on, and it is tried again every 0.1 "
         "seconds",
     ]
+
+
+def test_a_package_that_calls_sys_exit_ends_neither_its_thread_nor_the_start(monkeypatch, caplog):
+    monkeypatch.setattr(trackers, "_RETRY_SECONDS", 0.1)
+    quits = Rows(broken_step=1, error=SystemExit(2))
+    begun = time.monotonic()
+    log = Trackers({"quits": lambda: quits, "never": partial(sys.exit, 3)})
+    for step in range(3):
+        log.log_metrics({"loss": step}, step)
+    log.close()
+    assert time.monotonic() - begun < 3
+    assert quits.rows == [({"loss": 0}, 0), ({"loss": 2}, 2)]
+    assert quits.closed
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 4
+    assert "quits fails: SystemExit: 2; the run goes on, and what it does not take is left out" in (
+        messages
+    )
+    assert (
+        "never fails: SystemExit: 3; the run goes on, and it is tried again every 0.1 seconds"
+        in (messages)
+    )
 
 
 def test_what_only_the_user_can_mend_is_said_at_the_start(tmp_path, monkeypatch):
