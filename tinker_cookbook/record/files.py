@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from tinker_cookbook.exceptions import DataError, TrainingError
 from tinker_cookbook.record.schema import FOLDER, SCHEMA_VERSION, VERSION_KEY
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 
 def record_file(log_path: str | os.PathLike[str], step: int, split: str) -> Path:
     """Returns the file of a step (as in ``metrics.jsonl``) and a split."""
-    # A split is named by its evaluator, which may contain any character.
-    name = re.sub(r"[^\w-]", "_", split)
+    # A split is named by its evaluator, which may contain any character. ``Record.steps`` has the
+    # name again; different names must not share a file.
+    name = re.sub(r"[^\w.-]", lambda match: quote(match[0], safe="", errors="replace"), split)
     return local_path(log_path) / FOLDER / f"step_{step:06d}.{name}.parquet"
 
 

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class Record:
         for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
             match = FILE_NAME.fullmatch(name)
             if match is not None:
-                found.setdefault(int(match[1]), []).append(match[2])
+                found.setdefault(int(match[1]), []).append(unquote(match[2]))
         return found
 
     def table(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tinker
@@ -80,6 +83,20 @@ def test_a_record_that_cannot_be_written_ends_the_run(tmp_path):
     error = pytest.raises(TrainingError, match=r"cannot be written.*set record=off")
     with error, RecordWriter(tmp_path) as writer:
         writer.write(1, "train", lambda: turn_table([]))
+
+
+def test_each_name_of_an_evaluation_has_its_own_file(tmp_path):
+    names = ["eval_a/b", "eval_a.b", "eval_a b", "eval_a%2Fb", "eval_a_b", "eval_größe"]
+    with RecordWriter(tmp_path) as writer:
+        for number, name in enumerate(names):
+            writer.write(3, name, partial(pa.table, {"number": [number]}))
+    record = open_record(tmp_path)
+    assert sorted(record.steps()[3]) == sorted(names)
+    for number, name in enumerate(names):
+        table = record.table(3, name)
+        assert table is not None
+        assert table["number"].to_pylist() == [number]
+    assert (tmp_path / "record" / "step_000003.eval_a_b.parquet").is_file()
 
 
 def test_texts_of_tokens_need_no_tokenizer(recorded, stories_model):

@@ -48,7 +48,7 @@ function mainSplit(splits) { return splits.includes("train") ? "train" : splits[
 /** Split of the record that a metric was computed from; null if test data are not recorded. */
 function splitOf(run, metric) {
   const splits = Object.values(run.record).flat();
-  return splits.find((split) => split.startsWith("eval_") && metric.replace(/[^\w-]/g, "_").startsWith(split.slice(5) + "_")) ?? (metric.startsWith("test/") ? null : mainSplit(splits));
+  return splits.find((split) => split.startsWith("eval_") && metric.startsWith(split.slice(5) + "/")) ?? (metric.startsWith("test/") ? null : mainSplit(splits));
 }
 
 function settingsView(runs) {
