@@ -32,7 +32,7 @@ from tinker_cookbook.run.checkpoints import save_checkpoint_async
 from tinker_cookbook.run.config import TYPE_KEY
 from tinker_cookbook.run.jsonl import encode_row, trim_rows
 from tinker_cookbook.run.paths import CHECKPOINTS_FILE, METRICS_FILE, local_path
-from tinker_cookbook.run.scan import RunFolder, is_run_folder, read_run_folder
+from tinker_cookbook.run.scan import RunFolder, find_run_folders, is_run_folder, read_run_folder
 from tinker_cookbook.utils.command_line.arguments import parse_arguments
 from tinker_cookbook.utils.command_line.config_file import program_of
 from tinker_cookbook.utils.command_line.entrypoint import config_class_of, run_program
@@ -95,7 +95,7 @@ def make_fork(settings: ForkSettings, changes: Sequence[str] = ()) -> list[str]:
         if one.batch == step and one.state_path:
             _check_exists(config, one.state_path)
     again = [] if step in steps else [asyncio.run(_checkpoint_again(source, step))]
-    _copy(source, target, step, again)
+    _copy(source, target.resolve(), step, again)
     allowed = ["allow_config_change=true"] if words else []
     return [
         *("-m", program, f"config={target}", f"log_path={target}", *words),
@@ -143,7 +143,7 @@ def _recorded(found: RunFolder, source: Path, step: int, changes: Sequence[str])
 async def _checkpoint_again(source: Path, step: int) -> CheckpointRecord:
     """Returns a checkpoint after ``step``, where the run has none, by repeating its updates."""
     replay = load_leaf("replay.command", f"step={step}, which has no checkpoint,")
-    with replay.open_recorded(str(source)) as run, TemporaryDirectory() as folder:
+    with replay.open_recorded(str(source), step) as run, TemporaryDirectory() as folder:
         client = await run.weights_after(step)
         row, following = run.metrics[step], run.metrics.get(step + 1, {})
         counts = {"trained": "cumulative_tokens", "sampled": "cumulative_sampled_tokens"}
@@ -160,10 +160,13 @@ def _copy(source: Path, target: Path, step: int, more: Sequence[CheckpointRecord
     """Copies what the run wrote until ``step``, and lists ``more`` checkpoints; the folder appears
     when it is complete."""
 
-    def later(folder: str, names: list[str]) -> set[str]:
+    def left_out(folder: str, names: list[str]) -> set[str]:
         # Trackers must not continue the run of the source.
         left = {one for one in names if one.startswith((".", "iteration_"))}
         left |= {one for one in names if one.endswith(("_run.json", "report.html"))}
+        # Other runs, such as earlier forks.
+        inner = [name for name in names if (Path(folder) / name).is_dir()]
+        left |= {name for name in inner if any(find_run_folders([Path(folder) / name]))}
         if Path(folder).name == FOLDER:
             found = {name: FILE_NAME.fullmatch(name) for name in names}
             left |= {name for name, match in found.items() if match and int(match[1]) > step}
@@ -171,16 +174,22 @@ def _copy(source: Path, target: Path, step: int, more: Sequence[CheckpointRecord
 
     temporary = target.with_name(f".{target.name}.fork")
     shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(source, temporary, ignore=later)
-    trim_rows(temporary / METRICS_FILE, lambda row: row.get("step", 0) <= step)
-    trim_rows(
-        temporary / CHECKPOINTS_FILE,
-        # A run that ended at this step is to go on.
-        lambda row: row.get("batch") is not None and row["batch"] <= step,
-    )
-    with open(temporary / CHECKPOINTS_FILE, "ab") as file:
-        file.writelines(encode_row(one.to_dict()) for one in more)
-    os.replace(temporary, target)
+    try:
+        shutil.copytree(source, temporary, ignore=left_out)
+        trim_rows(temporary / METRICS_FILE, lambda row: row.get("step", 0) <= step)
+        trim_rows(
+            temporary / CHECKPOINTS_FILE,
+            # A run that ended at this step is to go on.
+            lambda row: row.get("batch") is not None and row["batch"] <= step,
+        )
+        with open(temporary / CHECKPOINTS_FILE, "ab") as file:
+            file.writelines(encode_row(one.to_dict()) for one in more)
+        os.replace(temporary, target)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise ConfigurationError(
+            f"log_path: {target} cannot be written: {error.strerror or error}; give another folder"
+        ) from error
 
 
 def main(argv: list[str]) -> None:

@@ -22,7 +22,7 @@ async def train_batch(run: RecordedRun, client: TrainingClient, step: int) -> li
         return []
     rows = run.rows(step, "train")
     data = [_datum(run.record, row) for row in rows]
-    config = run.config
+    config = run.config_of(step)
     if isinstance(config, train_dpo.Config):
         pairs = await _pairs(run, config)
         passed = pairs.submit(client, await pairs.prepare(step - 1, data))

@@ -66,7 +66,7 @@ async def compare(settings: ReplaySettings) -> Result:
         ConfigurationError: There is no such run, step, group or episode, or the run has none.
         DataError: The record or the data lack what is needed.
     """
-    with open_recorded(settings.run) as run:
+    with open_recorded(settings.run, settings.step) as run:
         config, what = run.config, settings.what
         what = what or ("episodes" if isinstance(config, Config) else "update")
         if what not in ("episodes", "update", "grading"):
@@ -170,9 +170,9 @@ def _chosen(run: RecordedRun, settings: ReplaySettings) -> Rows:
     return sorted(rows, key=lambda row: row.get("weights_step", 0))
 
 
-def open_recorded(log_path: str) -> AbstractContextManager[RecordedRun]:
-    """Connects to the backend of a recorded run; see ``open_run``."""
-    return open_run(log_path, _train_of)
+def open_recorded(log_path: str, step: int) -> AbstractContextManager[RecordedRun]:
+    """Connects to the backend of a recorded run, to replay ``step``; see ``open_run``."""
+    return open_run(log_path, step, _train_of)
 
 
 def _train_of(config: TrainingConfig) -> Train | None:
@@ -182,6 +182,7 @@ def _train_of(config: TrainingConfig) -> Train | None:
 
 
 async def _train_rl(run: RecordedRun, client: Any, step: int) -> list[Compared]:
-    assert isinstance(run.config, Config)
-    check_repeatable(run.config)
+    config = run.config_of(step)
+    assert isinstance(config, Config)
+    check_repeatable(config)
     return await train_step(run, client, step)

@@ -132,8 +132,9 @@ class Result:
         differences = self._differences
         if not differences.size:
             return
+        tokens = "token" if differences.size == 1 else f"{differences.size} tokens"
         told = (
-            f"log-probabilities of the {differences.size} tokens before: mean difference "
+            f"log-probabilities of the {tokens} before: mean difference "
             f"{self._mean:.2g}, largest {differences.max():.2g}"
         )
         if self.bound is None:

@@ -77,7 +77,7 @@ async def write_test(
     """Writes the test of one episode of the ``group`` with these rows.
 
     Raises:
-        ConfigurationError: The file exists.
+        ConfigurationError: The file exists, or it cannot be written.
     """
     config = run.config
     assert isinstance(config, Config)
@@ -113,7 +113,12 @@ async def write_test(
         stop_reason=expected.stop_reason,
         metrics=_text(expected.metrics, indent=4),
     )
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"pytest: {path} cannot be written: {error.strerror}; give another file as out="
+        ) from error
 
 
 def _settings(config: Config) -> dict[str, Any]:

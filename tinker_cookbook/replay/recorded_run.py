@@ -21,7 +21,7 @@ from tinker_cookbook.record.read import Record
 from tinker_cookbook.replay.compared import Compared
 from tinker_cookbook.replay.trajectories import Rows
 from tinker_cookbook.run.code_state import code_state
-from tinker_cookbook.run.config import load_config
+from tinker_cookbook.run.config import load_config_of_step
 from tinker_cookbook.run.jsonl import Row, read_rows
 from tinker_cookbook.run.paths import CODE_DIFF_FILE, METRICS_FILE, local_path
 from tinker_cookbook.run.resume import last_existing
@@ -37,7 +37,10 @@ Train: TypeAlias = "Callable[[RecordedRun, TrainingClient, int], Awaitable[list[
 
 @dataclass
 class RecordedRun:
-    """A recorded run on a connection. ``train`` repeats one of its updates."""
+    """A recorded run on a connection. ``train`` repeats one of its updates.
+
+    ``config`` has the settings of the replayed step; updates before it may have had others.
+    """
 
     record: Record
     config: TrainingConfig
@@ -48,6 +51,10 @@ class RecordedRun:
     def __post_init__(self) -> None:
         rows = read_rows(self.record.log_path / METRICS_FILE)
         self.metrics = {row["step"]: row for row in rows if "step" in row}
+
+    def config_of(self, step: int) -> TrainingConfig:
+        """Returns the settings that the run had in ``step``."""
+        return load_config_of_step(self.record.log_path, step)
 
     def origins(self, step: int, split: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """Returns what computed the recorded step, and what computes it now, with the code."""
@@ -68,7 +75,7 @@ class RecordedRun:
             )
         # RL and the other loops have their own names for the finished share of the run.
         share = row.get("progress/done_frac") or row["progress"]
-        return self.config.adam_params(step - 1, round(step / share))
+        return self.config_of(step).adam_params(step - 1, round(step / share))
 
     async def weights_after(self, step: int) -> TrainingClient:
         """Returns a training client after ``step`` updates.
@@ -107,7 +114,8 @@ class RecordedRun:
                 f"step {', '.join(map(str, missing[:5]))}; replay a step up to {missing[0]}, or "
                 "one after a later checkpoint"
             )
-        return start, await create_training_client(self.connection.service, self.config, nearest)
+        config = self.config_of(start + 1)
+        return start, await create_training_client(self.connection.service, config, nearest)
 
     def skipped(self, step: int) -> bool:
         """Returns whether the batch of the step had no token to train on."""
@@ -169,9 +177,9 @@ class RecordedRun:
 
 @contextmanager
 def open_run(
-    log_path: str, choose: Callable[[TrainingConfig], Train | None]
+    log_path: str, step: int, choose: Callable[[TrainingConfig], Train | None]
 ) -> Iterator[RecordedRun]:
-    """Connects to the backend of a recorded run.
+    """Connects to the backend of a recorded run, to replay ``step``.
 
     ``choose`` returns how an update of such a run is repeated; ``None`` if it cannot be.
 
@@ -182,7 +190,7 @@ def open_run(
     folder = local_path(log_path, "run")
     if not is_run_folder(folder):
         raise ConfigurationError(f"run: got {log_path!r}, expected the log folder of a run")
-    record, config = Record(folder), load_config(folder)
+    record, config = Record(folder), load_config_of_step(folder, step)
     train = choose(config) if isinstance(config, TrainingConfig) else None
     if train is None or not isinstance(config, TrainingConfig):
         raise ConfigurationError(

@@ -19,6 +19,7 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.loop.adjuster import submit_loss
 from tinker_cookbook.rl.loop.importance import RatioStatistics, truncate_importance
 from tinker_cookbook.rl.types import Trajectory, Transition
+from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.utils.imports import tinker
 
 _Starts = list[tuple[dict[str, Any], int]]
@@ -27,7 +28,7 @@ _Starts = list[tuple[dict[str, Any], int]]
 
 async def train_step(run: RecordedRun, client: TrainingClient, step: int) -> list[Compared]:
     """Repeats the update of a step with the recorded advantages."""
-    config = _rl_config(run)
+    config = _rl_config(run.config_of(step))
     recorded = run.rows(step, "train")
     turns = {
         (row["group"], row["member"], row["turn"]): turn
@@ -81,7 +82,7 @@ async def sample(
     run: RecordedRun, client: SamplingClient, rows: Rows, split: str
 ) -> list[Compared]:
     """Samples the answers of turns again, with their recorded prompts and seeds."""
-    config, tasks = _rl_config(run), []
+    config, tasks = _rl_config(run.config), []
     temperature = config.temperature if split == "train" else config.eval_temperature
     for _, episode in groupby(rows, lambda row: (row["group"], row["member"])):
         turns = list(episode)
@@ -113,8 +114,7 @@ async def sample(
     return compared
 
 
-def _rl_config(run: RecordedRun) -> Config:
-    config = run.config
+def _rl_config(config: TrainingConfig) -> Config:
     assert isinstance(config, Config)
     return config
 

@@ -40,7 +40,8 @@ import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.run.digests import value_digest
-from tinker_cookbook.run.paths import CONFIG_FILE, write_atomically
+from tinker_cookbook.run.jsonl import read_rows
+from tinker_cookbook.run.paths import CONFIG_FILE, CONFIG_HISTORY_FILE, write_atomically
 
 TYPE_KEY = "_type"
 KINDS_KEY = "_kinds"
@@ -94,6 +95,20 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> Any:
     except ConfigurationError as error:
         # Raised by the innermost of many recursive calls, whose traceback explains nothing.
         raise ConfigurationError(str(error)) from None
+
+
+def load_config_of_step(log_path: Path, step: int) -> Any:
+    """Returns the configuration of a run when it did ``step``; see :func:`load_config`.
+
+    A fork, or a run that was resumed with other settings, has several. Its folder and backend are
+    always the present ones.
+    """
+    rows = [row for row in read_rows(log_path / CONFIG_HISTORY_FILE) if row["after"] < step]
+    if not rows:
+        return load_config(log_path)
+    now = json.loads((log_path / CONFIG_FILE).read_bytes())
+    present = {key: now[key] for key in ("log_path", "backend", "base_url") if key in now}
+    return load_config(rows[-1]["config"] | present)
 
 
 def write_config(path: Path, config: Any) -> list[str]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -19,8 +20,8 @@ from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.run import replaced_run
 from tinker_cookbook.run.code_state import code_state
 from tinker_cookbook.run.config import dump_config, lost_fields, write_config
-from tinker_cookbook.run.jsonl import append_row, free_name, trim_rows
-from tinker_cookbook.run.paths import CONFIG_FILE, METRICS_FILE
+from tinker_cookbook.run.jsonl import append_row, trim_rows
+from tinker_cookbook.run.paths import CONFIG_FILE, CONFIG_HISTORY_FILE, METRICS_FILE
 from tinker_cookbook.utils.terminal import get_console
 
 logger = logging.getLogger(__name__)
@@ -185,7 +186,7 @@ class JsonLogger(Logger):
     ) -> None:
         self.log_dir = Path(log_dir)
         self.path = self.log_dir / METRICS_FILE
-        self._store = store
+        self._store, self._resume_step = store, resume_step
         if resume_step is None:
             return
         if store is None:
@@ -219,7 +220,7 @@ class JsonLogger(Logger):
         replaced_run.confirm(self.log_dir)
 
     def log_hparams(self, config: Any) -> None:
-        """Writes ``config.json``; a different older one is kept under another name."""
+        """Writes ``config.json``; different older ones are kept in ``config.history.jsonl``."""
         path = self.log_dir / CONFIG_FILE
         if self._store is not None:
             data = dump_config(config)
@@ -228,18 +229,27 @@ class JsonLogger(Logger):
             _warn_of_lost(lost_fields(data), path)
             return
         try:
-            # The file of an earlier start shows the settings of the rows so far, so it is kept.
             before = path.read_bytes() if path.exists() else None
             lost = write_config(path, config)
-            if before is not None and before != path.read_bytes():
-                kept = free_name(path.with_name("config.previous.json"))
-                kept.write_bytes(before)
-                logger.warning("the configuration changed; the one before is kept in %s", kept)
+            self._keep_history(before, path.read_bytes())
         except OSError as error:
             raise ConfigurationError(
                 f"{path} cannot be written: {error.strerror or error}; choose another log_path=…"
             ) from error
         _warn_of_lost(lost, path)
+
+    def _keep_history(self, before: bytes | None, now: bytes) -> None:
+        # The rows so far have the settings of an earlier start. A step has those of the last line
+        # that begins before it, also if a run was resumed from ever earlier steps.
+        path = self.log_dir / CONFIG_HISTORY_FILE
+        if before is None or (before == now and not path.exists()):
+            return
+        if not path.exists():
+            with contextlib.suppress(ValueError):  # a damaged file
+                append_row(path, {"after": -1, "config": json.loads(before)})
+        append_row(path, {"after": self._resume_step or 0, "config": json.loads(now)})
+        if before != now:
+            logger.warning("the configuration changed; those before are kept in %s", path)
 
     def log_long_text(self, key: str, text: str) -> None:
         """Writes the text to a file named after the key."""

@@ -12,6 +12,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 CHECKPOINTS_FILE = "checkpoints.jsonl"
 CODE_DIFF_FILE = "code.diff"
 CONFIG_FILE = "config.json"
+CONFIG_HISTORY_FILE = "config.history.jsonl"
 DATA_FILE = "data_record.json"
 EVENTS_FILE = "trace_events.jsonl"
 LOCK_FILE = ".lock"

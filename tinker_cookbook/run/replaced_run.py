@@ -25,6 +25,7 @@ from tinker_cookbook.run.paths import (
     CHECKPOINTS_FILE,
     CODE_DIFF_FILE,
     CONFIG_FILE,
+    CONFIG_HISTORY_FILE,
     DATA_FILE,
     LOCK_FILE,
     LOG_FILE,
@@ -33,12 +34,11 @@ from tinker_cookbook.run.paths import (
 from tinker_cookbook.utils.command_line.programs import program_command
 from tinker_cookbook.utils.terminal import get_console
 
-# Files that a run writes before its first row. These are prefixes, since copies of an earlier
-# configuration are numbered.
+# Files that a run writes before its first row.
 WRITTEN_BEFORE_THE_FIRST_ROW = (
     LOCK_FILE,
     CONFIG_FILE,
-    "config.previous",
+    CONFIG_HISTORY_FILE,
     DATA_FILE,
     LOG_FILE,
     CODE_DIFF_FILE,

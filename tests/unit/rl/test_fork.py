@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+
 import pytest
 from homes import new_home
 from train_runs import run, without_times
@@ -9,6 +12,7 @@ from train_runs import run, without_times
 from tinker_cookbook import fork
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.record.read import open_record
+from tinker_cookbook.replay.command import ReplaySettings, compare
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.loop.sources import RolloutWorker
 from tinker_cookbook.run.lock import RunLock
@@ -80,12 +84,35 @@ def test_forks_of_other_states(recorded, tmp_path):
     assert [without_times(row) for row in again] == [without_times(row) for row in rows]
 
 
+def test_each_step_of_a_fork_is_replayed_with_its_own_settings(recorded, tmp_path):
+    """5 s. Settings of the fork changed steps 3 and 4 only."""
+    target = tmp_path / "fork"
+    forked(recorded[0], target, 2, "learning_rate=0.02", "temperature=0.7")
+    # Step 2 repeats the update of step 1, step 4 that of step 3.
+    for step, what in ((2, "episodes"), (2, "update"), (4, "episodes"), (4, "update")):
+        result = asyncio.run(compare(ReplaySettings(run=str(target), step=step, what=what)))
+        assert result.identical, (step, what, list(result.lines()))
+
+
+def test_a_fork_into_a_folder_of_its_run_leaves_out_earlier_forks(recorded, tmp_path):
+    run_folder, empty = tmp_path / "run", tmp_path / "empty"
+    shutil.copytree(recorded[0], run_folder)
+    empty.mkdir()
+    (tmp_path / "link").symlink_to(empty)
+    for target in (run_folder / "forks" / "a", run_folder / "forks" / "b", tmp_path / "link"):
+        fork.make_fork(fork.ForkSettings(run=str(run_folder), step=2, log_path=str(target)))
+        assert (target / "record" / "step_000002.train.parquet").is_file()
+        assert not (target / "forks").exists()
+    assert not list(tmp_path.rglob(".*.fork"))
+
+
 @pytest.mark.parametrize(
     ("settings", "changes", "message"),
     [
         ({"run": "nowhere"}, (), "run: got 'nowhere', expected the log folder of a run"),
         ({"step": 9}, (), "step: got 9, expected 0 to 4"),
         ({"log_path": "."}, (), "has files; expected a new folder"),
+        ({"log_path": "/dev/null/new"}, (), "log_path: /dev/null/new cannot be written"),
         ({}, ("learning_rat=1",), "learning_rat"),
         ({"step": 4, "from_": "batch"}, (), "the record has no step after 4"),
     ],

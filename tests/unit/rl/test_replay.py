@@ -19,7 +19,7 @@ from animal_stories import MODES, story_config
 from homes import new_home
 from train_runs import run
 
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.replay.command import ReplaySettings, compare
 from tinker_cookbook.replay.compared import Compared, Result
 
@@ -65,6 +65,9 @@ def test_a_replay_names_the_first_different_token(recorded, tmp_path):
     try:
         pq.write_table(wrong, path)
         lines = list(replayed(folder, step=3).lines())
+        path.write_bytes(original[:100])
+        with pytest.raises(DataError, match=r"step_000003\.train\.parquet: the file is damaged"):
+            replayed(folder, step=3)
     finally:
         path.write_bytes(original)
     assert lines[0].endswith("turns are identical")
@@ -124,6 +127,10 @@ def test_updates_with_other_settings_are_repeated(stories_model, tmp_path):
         ({"group": 7}, "group: got 7, expected 0 to 3 in step 1"),
         ({"group": 1, "episode": -1}, "episode: got -1, expected 0 to 3 in step 1"),
         ({"what": "all"}, "what: got 'all', expected episodes, update or grading"),
+        (
+            {"pytest": "/nowhere/x.py", "group": 1, "episode": 0},
+            "pytest: /nowhere/x.py cannot be written: No such file or directory",
+        ),
         ({"pytest": "test_x.py", "group": 1}, "a test is of one episode; give group= and episode="),
     ],
 )

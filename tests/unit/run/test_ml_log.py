@@ -12,7 +12,7 @@ import pandas
 import pytest
 from config_samples import FileBuilder, Run
 
-from tinker_cookbook.run.config import load_config
+from tinker_cookbook.run.config import load_config, load_config_of_step
 from tinker_cookbook.run.ml_log import (  # the official path
     Logger,
     MultiplexLogger,
@@ -78,6 +78,26 @@ def test_a_run_killed_before_its_first_checkpoint_starts_its_rows_anew(tmp_path)
         log.close()
     assert rows(tmp_path) == [{"step": 0, "test/nll": 3.0}]
     assert (tmp_path / "metrics.jsonl.pre_resume_000000").exists()
+
+
+def test_each_step_has_the_settings_of_its_time(tmp_path):
+    builder = FileBuilder()
+
+    def start(learning_rate: float, resume_step: int | None) -> list[float]:
+        config = Run(dataset_builder=builder, learning_rate=learning_rate, log_path=str(tmp_path))
+        log = start_logging(tmp_path, config=config, resume_step=resume_step, print_metrics=False)
+        log.close()
+        return [load_config_of_step(tmp_path, step).learning_rate for step in range(7)]
+
+    assert start(0.1, None) == [0.1] * 7
+    assert start(0.1, 2) == [0.1] * 7
+    assert not (tmp_path / "config.history.jsonl").exists()
+    assert start(0.2, 4) == [0.1] * 5 + [0.2] * 2
+    # Again from the same step, and from an earlier one with and without another change.
+    assert start(0.3, 4) == [0.1] * 5 + [0.3] * 2
+    assert start(0.3, 3) == [0.1] * 4 + [0.3] * 3
+    assert start(0.4, 1) == [0.1] * 2 + [0.4] * 5
+    assert start(0.4, 5) == [0.1] * 2 + [0.4] * 5
 
 
 def test_code_diff_is_a_patch_of_the_checkout(tmp_path, monkeypatch):
