@@ -1,11 +1,13 @@
 """Recorded runs of recipes, of which random groups are sampled again: all are identical.
 
-Costs about 30 s for each recipe. ``docs/replay.md`` has the table.
+Costs about 20 s for each recipe. ``REPLAYS=20`` in the environment repeats the study, whose table
+is in ``docs/replay.md``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 from pathlib import Path
@@ -18,7 +20,7 @@ from tinker_cookbook.replay.command import ReplaySettings, compare
 
 pytestmark = pytest.mark.slow
 
-REPLAYS = 20
+REPLAYS = int(os.environ.get("REPLAYS", "5"))
 TINY = "model_name=tiny groups_per_batch=4 group_size=4 max_steps=6 save_every=3"
 TOOLS = f"{TINY} renderer_name=qwen3_instruct"
 RUNS = {

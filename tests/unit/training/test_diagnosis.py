@@ -199,9 +199,7 @@ def test_no_row_ends_a_run(rows):
 @pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.leaf
-@pytest.mark.parametrize(
-    "name", ["rl_rate_high", "same_text", "reward_part", "garbage", "chosen_falls", "rl", "dpo"]
-)
+@pytest.mark.parametrize("name", ["same_text", "chosen_falls", "rl"])
 def test_a_new_run_says_its_cause_and_the_page_shows_it(
     name, stories_model, tmp_path, caplog, capsys
 ):
