@@ -101,10 +101,12 @@ class RunFolder:
 
 def is_run_folder(folder: Path) -> bool:
     """Returns whether a run has written to ``folder``."""
-    return (
-        any((folder / name).is_file() for name in (METRICS_FILE, CHECKPOINTS_FILE))
-        or was_configured_by_a_run(folder)
-    )  # fmt: skip
+    if any((folder / name).is_file() for name in (METRICS_FILE, CHECKPOINTS_FILE)):
+        return True
+    try:
+        return was_configured_by_a_run(folder)
+    except OSError:  # a file of another user
+        return False
 
 
 def find_run_folders(roots: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,8 @@ from tinker_cookbook.view.guard import NotFoundError, attempt, reason
 
 _MAX_POINTS = 1000
 """Of a longer series the page gets the lowest and the highest value of each part."""
+_SLOW_SEARCH = 0.5
+"""Seconds of a search for runs, above which the next one is ten times as long after it."""
 _KEPT_RUNS = 8
 """Runs whose rows stay in memory, because a page asks for them every few seconds."""
 
@@ -45,6 +48,8 @@ class Runs:
     folder: Path
     _rows: dict[Path, tuple[Any, dict[str, Any]]] = field(default_factory=dict)
     _read: OrderedDict[Path, tuple[Any, RunFolder]] = field(default_factory=OrderedDict)
+    _found: tuple[float, tuple[Sequence[Path], ...]] = (0.0, ())
+    """Folders of the last search, and until when they are not searched again."""
 
     @cached_property
     def root(self) -> Path:
@@ -56,14 +61,13 @@ class Runs:
 
     def list(self) -> dict[str, Any]:
         """Returns a row for each run, the one that changed last first, and other folders."""
-        runs = []
-        for path in find_run_folders([self.root]):
+        runs, (folders, sweeps, answers) = [], self._folders()
+        for path in folders:
             try:
                 runs.append(self._row_of(path))
             except OSError:  # deleted since it was found
                 continue
         runs.sort(key=lambda run: -run["updated"])
-        sweeps, answers = evaluations.find_folders(self.root)
         return {
             "folder": str(self.root),
             "runs": runs,
@@ -82,7 +86,10 @@ class Runs:
             "config": attempt("config", lambda: flat(run.config), {}, problems),
             "metrics": {name: thinned(one) for name, one in metrics.items()},
             "axes": axes_of(run.rows),
-            "record": {str(step): splits for step, splits in record.steps().items()},
+            "record": {
+                str(step): splits
+                for step, splits in attempt("record", record.steps, {}, problems).items()
+            },
             "causes": [explained(one, metrics) for one in self._causes(run, problems)],
             "checked": checked(run.rows, run.config),
             "has": has_files(run.path),
@@ -111,6 +118,17 @@ class Runs:
     def name_of(self, path: Path) -> str:
         """Returns the name of a folder in the list, its path below the root."""
         return str(path.relative_to(self.root))
+
+    def _folders(self) -> tuple[Sequence[Path], ...]:
+        """Returns the folders of runs, sweeps and evaluations."""
+        # A page asks every few seconds, so that a search of many folders is not repeated each time.
+        until, found = self._found
+        begin = time.monotonic()
+        if begin >= until:
+            found = [*find_run_folders([self.root])], *evaluations.find_folders(self.root)
+            took = time.monotonic() - begin
+            self._found = begin + (10 * took if took > _SLOW_SEARCH else 0), found
+        return found
 
     def _row_of(self, path: Path) -> dict[str, Any]:
         # A page asks every few seconds, so a run is read again only if a file of it changed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ from test_view import write_evaluation, write_run, write_sweep
 
 from tinker_cookbook.record.images import image_file
 from tinker_cookbook.record.schema import VERSION_KEY
+from tinker_cookbook.run.scan import find_run_folders
 from tinker_cookbook.view.app import make_app
 from tinker_cookbook.view.report import write_report
 
@@ -185,3 +187,21 @@ def test_a_folder_that_cannot_be_read_is_left_out(runs, monkeypatch):
         lambda path: path.name == "good" if path.name != "closed" else 1 / 0,
     )
     assert [run["name"] for run in client_of(runs).get("/api/runs").json()["runs"]] == ["good"]
+
+
+def test_a_slow_search_is_not_repeated_at_once(runs, monkeypatch):
+    client = client_of(runs)
+
+    def names():
+        return {run["name"] for run in client.get("/api/runs").json()["runs"]}
+
+    assert names() == {"good"}
+    write_run(runs / "second")
+    monkeypatch.setattr("tinker_cookbook.view.data._SLOW_SEARCH", 0.1)
+    monkeypatch.setattr(
+        "tinker_cookbook.view.data.find_run_folders",
+        lambda roots: time.sleep(0.2) or find_run_folders(roots),
+    )
+    assert names() == {"good", "second"}
+    write_run(runs / "third")
+    assert names() == {"good", "second"}  # for two seconds

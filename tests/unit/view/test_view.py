@@ -247,7 +247,7 @@ def test_each_view_from_the_server(tmp_path, browser):
         # A file that is cut off, and a run that is deleted while one looks at it.
         file = runs / "two" / "record" / "step_000001.train.parquet"
         file.write_bytes(file.read_bytes()[:-20])
-        shown(browser, "run=two&tab=episodes&step=1", "its file is damaged")
+        shown(browser, "run=two&tab=episodes&step=1", "the file is damaged")
         with (runs / "two" / "metrics.jsonl").open("a") as rows:
             rows.write('{"step": 9, "rew')
         assert "reward/total" in shown(browser, "run=two&tab=curves", "optim/entropy")

@@ -19,7 +19,7 @@ async function episodesView(runs) {
   if (group !== undefined) return [top, ...await groupView(run, place, Number(group))];
   const found = await get("episodes", place);
   if (found.examples) return [top, ...examplesView(found)];
-  if (!found.episodes.length) return [top, note("The record of this step has no episodes, or its file is damaged or was deleted.")];
+  if (!found.episodes.length) return [top, note(found.problem || "The record of this step has no episodes, or its file was deleted.")];
   return [top, ...await groupsView(run, place, found.episodes)];
 }
 
