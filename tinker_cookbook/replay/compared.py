@@ -115,7 +115,9 @@ class Result:
         tokens = sum(len(one.tokens[0]) for one in self.compared)
         what = [f"{len(self.compared)} {self.unit}, {tokens} tokens"] if self.compared else []
         if self.identical:
-            yield f"identical: {'; '.join([*what, *self.also])}"
+            # A step that trained on nothing may have only notes.
+            if parts := [*what, *self.also]:
+                yield f"identical: {'; '.join(parts)}"
             yield from self.notes
             return
         if self.different:

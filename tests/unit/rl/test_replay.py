@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,13 @@ def result_of(difference: float, token: int = 5, **origin: str) -> Result:
 
 def test_the_bound_is_stated_where_results_are_not_identical():
     assert not result_of(1e-6).passed
+    one_token = Result(
+        [replace(result_of(1e-6).compared[0], tokens=(np.array([3]), np.array([3])))]
+    )
+    assert "log-probabilities of the token before: mean" in "".join(one_token.lines())
+    assert list(Result(notes=["step 1 trained on nothing"]).lines()) == [
+        "step 1 trained on nothing"
+    ]
     on_gpu = result_of(0.01, 6, device="cuda", dtype="bfloat16")
     assert on_gpu.passed
     assert list(on_gpu.lines()) == [
