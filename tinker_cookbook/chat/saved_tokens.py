@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tinker_cookbook.chat.answers import Answer
-from tinker_cookbook.record.episodes import RecordedGroup, turn_table
+from tinker_cookbook.record.episodes import RecordedGroup, episode_of_answers, turn_table
 from tinker_cookbook.record.images import ImageFiles
 from tinker_cookbook.record.vocabulary import write_vocabulary
 from tinker_cookbook.record.write import write_table
 from tinker_cookbook.renderers import Message
-from tinker_cookbook.rl.rollouts.conversation import messages_json
-from tinker_cookbook.rl.types import StopReason, Trajectory, TrajectoryGroup, Transition
+from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.sampling_model import SamplingModel
-from tinker_cookbook.utils.imports import tinker
 
 
 def write_tokens(
@@ -29,13 +27,7 @@ def write_tokens(
     Raises:
         TrainingError: The folder cannot be written.
     """
-    cut = bool(answers) and answers[-1].ending != "stop"
-    episode = Trajectory(
-        [Transition(one.prompt, one.sampled, 0.0, one is answers[-1]) for one in answers],
-        tinker.ModelInput.empty(),
-        StopReason.MAX_TOKENS if cut else StopReason.COMPLETED,
-        messages=messages_json(messages),
-    )
+    episode = episode_of_answers([(one.prompt, one.sampled) for one in answers], messages)
     group = RecordedGroup(0, TrajectoryGroup([episode], [0.0], [{}]), [model.name])
     table = turn_table([group], images=ImageFiles(folder))
     write_table(folder, number, "chat", table, "full", {"model": model.name})

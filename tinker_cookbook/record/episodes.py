@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.record.images import ImageFiles
 from tinker_cookbook.record.schema import IMAGE, turn_schema
 from tinker_cookbook.rl.report.episode_rows import json_text_of
-from tinker_cookbook.rl.types import Observation, Trajectory, TrajectoryGroup
+from tinker_cookbook.rl.rollouts.conversation import messages_json
+from tinker_cookbook.rl.types import (
+    Observation,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
+from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.logtree import Trace
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from tinker_cookbook.renderers import Message
 
 Tokens = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.float32]
@@ -114,6 +125,23 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
         pa.array(offsets, pa.int32()),
         pa.array(np.concatenate(parts, dtype=dtype, casting="unsafe"), kind.value_type),
         mask=None if missing is None else pa.array(missing, pa.bool_()),
+    )
+
+
+def episode_of_answers(
+    answers: Sequence[tuple[Observation, TokensWithLogprobs]], messages: Iterable[Message]
+) -> Trajectory:
+    """Returns a conversation as an episode without rewards.
+
+    ``answers`` are prompts with what was sampled after them; ``messages`` include the answers.
+    """
+    last = len(answers) - 1
+    cut = bool(answers) and answers[last][1].stop_reason == "length"
+    return Trajectory(
+        [Transition(ob, sampled, 0.0, i == last) for i, (ob, sampled) in enumerate(answers)],
+        tinker.ModelInput.empty(),
+        StopReason.MAX_TOKENS if cut else StopReason.COMPLETED,
+        messages=messages_json(messages),
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.eval.run.types import StoredTrajectory
 from tinker_cookbook.exceptions import DataError
 from tinker_cookbook.record.episodes import RecordedGroup, group_rows, json_text, table_of
@@ -16,10 +15,7 @@ from tinker_cookbook.record.read import Record
 from tinker_cookbook.record.schema import RecordLevel, turn_schema
 from tinker_cookbook.record.vocabulary import write_vocabulary
 from tinker_cookbook.record.write import write_table
-from tinker_cookbook.renderers import Message
-from tinker_cookbook.rl.rollouts.conversation import messages_json
-from tinker_cookbook.rl.types import StopReason, Trajectory, TrajectoryGroup, Transition
-from tinker_cookbook.utils.imports import tinker
+from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
 
 
 class AnswerRecord:
@@ -75,16 +71,3 @@ class AnswerRecord:
         """Writes the texts of the tokens."""
         if self._folder is not None and self._rows and self._level == "full":
             write_vocabulary(self._folder, tokenizer)
-
-
-def answer_trajectory(
-    prompt: tinker.ModelInput, sampled: TokensWithLogprobs, messages: list[Message]
-) -> Trajectory:
-    """Returns an answer to a single question as an episode; ``messages`` include the answer."""
-    cut = sampled.stop_reason == "length"
-    return Trajectory(
-        [Transition(prompt, sampled, 0.0, True)],
-        tinker.ModelInput.empty(),
-        StopReason.MAX_TOKENS if cut else StopReason.COMPLETED,
-        messages=messages_json(messages),
-    )

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from tinker_cookbook.eval.run.answer_record import AnswerRecord, answer_trajectory
+from tinker_cookbook.eval.run.answer_record import AnswerRecord
 from tinker_cookbook.eval.run.answers import AnswerFile, response_of
 from tinker_cookbook.eval.run.examples import Example, grade_response
 from tinker_cookbook.eval.run.sources import (
@@ -36,6 +36,7 @@ from tinker_cookbook.exceptions import (
     EvalTimeoutError,
     RendererError,
 )
+from tinker_cookbook.record.episodes import episode_of_answers
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.rollouts.async_utils import bounded, gather_or_cancel
 from tinker_cookbook.utils.chat_api import ContextOverflowError
@@ -252,7 +253,7 @@ class ExampleRun(BenchmarkRun):
         for i, answer in zip(missing, answers, strict=True):
             if answer.sampled is not None and answer.message is not None:
                 talk = [*messages, answer.message]
-                episode = answer_trajectory(prompt.value, answer.sampled, talk)
+                episode = episode_of_answers([(prompt.value, answer.sampled)], talk)
                 self.record.add(replace(row, sample=i), episode)
         return [
             replace(
