@@ -14,7 +14,7 @@ from tests.conformance.compatibility.survey import unprobed
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).parents[2] / "docs" / "12-compatibility.md"
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 
 
 def test_the_page_is_what_a_server_does_today(stories_model, tmp_path):

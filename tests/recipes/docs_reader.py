@@ -125,7 +125,7 @@ class Shop:
 
 
 """,
-    "docs/06-renderers.md": """
+    "docs/renderers.md": """
 messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 tokens = [40, 41, 42]
 """,

@@ -23,7 +23,7 @@ distillation, arXiv 2306.13649, on samples of the student)::
 
 The metric ``teacher_kl`` is the mean of ``d`` in nats, ``teacher_kl/dataset_i`` the same mean over
 the groups of one dataset, and ``teacher_kl/per_episode`` the mean over episodes of its sum
-(docs/04-rl-metrics.md).
+(docs/rl-metrics.md).
 """
 
 from __future__ import annotations

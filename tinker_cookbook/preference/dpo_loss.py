@@ -156,7 +156,7 @@ def pair_metrics(
     logprobs: Sequence[Any],
     prefix: str = "",
 ) -> dict[str, float]:
-    """Computes the metrics of a batch: means over its pairs (docs/07-preferences.md).
+    """Computes the metrics of a batch: means over its pairs (docs/preferences.md).
 
     With the implicit reward ``r = beta (lp - ref)`` of an answer (for simpo ``beta * mean lp``):
     ``dpo_loss`` (starts at ln 2 for dpo, at ``1 / (4 beta**2)`` for ipo), ``accuracy`` (share of

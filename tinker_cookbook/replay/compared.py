@@ -13,7 +13,7 @@ _SHOWN = 10
 
 _BOUNDS = {"float32": 1e-4, "bfloat16": 0.02, "float16": 0.02}
 """Largest mean difference of log-probabilities in nats that rounding explains: about twice what
-``docs/13-engine.md`` measures between two orders of computation."""
+``docs/engine.md`` measures between two orders of computation."""
 
 
 @dataclass(frozen=True)

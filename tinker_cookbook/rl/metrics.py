@@ -7,7 +7,7 @@ policy to the other one at each token (Schulman 2020, http://joschu.net/blog/kl-
 - v1 is ``mean(d)``: unbiased for KL(sampler || other), of high variance, may be below 0
 - v2 is ``mean(d**2) / 2``: biased, of low variance, never below 0
 
-``docs/04-rl-metrics.md`` has the usual and the worrying values of the metrics.
+``docs/rl-metrics.md`` has the usual and the worrying values of the metrics.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class CLIConfig(TrainingConfig):
     rl_group_size: int = chz.field(default=4, doc="Answers to a prompt, compared with each other")
     rl_max_tokens: int = chz.field(default=128, doc="Maximum tokens to sample in an answer")
     # Small judges prefer one position whatever the texts are; the mean over both orders cancels
-    # such a bias (docs/07-preferences.md).
+    # such a bias (docs/preferences.md).
     judge_both_orders: bool = chz.field(
         default=True, doc="Score both orders of the answers and average the log-odds"
     )

@@ -2,6 +2,6 @@
 
 ``python -m tests.conformance.compatibility model_name=…`` starts a server in a process of its
 own, calls every public method of the installed SDK, every command of its command line and the
-addresses that neither asks for, and writes the table of ``docs/12-compatibility.md``. A method that
+addresses that neither asks for, and writes the table of ``docs/compatibility.md``. A method that
 is not known here ends it with an error, so a newer SDK cannot slip by.
 """

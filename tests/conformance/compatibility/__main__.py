@@ -21,7 +21,7 @@ class Config:
         default="HuggingFaceTB/SmolLM2-135M-Instruct",
         doc="Base model for the server: a Hub name or a local folder; the smaller the better",
     )
-    output: str = chz.field(default="docs/12-compatibility.md", doc="The page to write")
+    output: str = chz.field(default="docs/compatibility.md", doc="The page to write")
 
 
 def main(config: Config) -> None:

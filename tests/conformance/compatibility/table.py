@@ -9,7 +9,7 @@ from tests.conformance.compatibility.survey import Section
 
 _TOP = """# 12. What works of the Tinker SDK
 
-This page shows the unmodified official SDK with the [server](09-server.md), in two processes:
+This page shows the unmodified official SDK with the [server](server.md), in two processes:
 `tinker` {version}. Of {all} probes, {works} work and {refused} are refused.
 
 This command writes the page:

@@ -1,7 +1,7 @@
 """One chat format and the template it stands for: what every family's renderer is held to.
 
 A module of ``families/`` lists the cases of a family in ``CASES``; ``test_families.py`` runs every
-check on every case and makes the table of ``docs/06-renderers.md`` from what it saw.
+check on every case and makes the table of ``docs/renderers.md`` from what it saw.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every family's renderer against the template that its model ships.
 
 Each check runs on every case of ``families/``. The last test compares what was seen with the table
-in ``docs/06-renderers.md``; ``UPDATE_DOCS=1`` writes it.
+in ``docs/renderers.md``; ``UPDATE_DOCS=1`` writes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import ParseTermination, ToolSpec
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "06-renderers.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "renderers.md"
 TOOLS = [
     ToolSpec(
         name="get_weather",

@@ -12,7 +12,7 @@ from animal_stories import story_config
 
 from tinker_cookbook.rl import train
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "04-rl-metrics.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "rl-metrics.md"
 FAMILIES = [  # NAME, TAG, REASON and TYPE of the page
     r"(test/)?env/all/(length|format|correct)",
     r"env/opening_\d/.+",

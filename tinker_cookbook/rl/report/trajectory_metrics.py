@@ -28,7 +28,7 @@ _EVENTS = frozenset((_TURN_EVENT, _EPISODE_EVENT, "num_truncations_max_turn_toke
 def compute_trajectory_metrics(
     trajectory_groups_P: Sequence[TrajectoryGroup], taglist_P: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Returns the metrics of a batch; ``docs/04-rl-metrics.md`` explains them.
+    """Returns the metrics of a batch; ``docs/rl-metrics.md`` explains them.
 
     Pass all groups of the batch, including those with constant rewards, and for each the
     ``logging_tags`` of its builder. ``env/all/…`` covers all groups; ``env/TAG/…`` those with the

@@ -94,7 +94,7 @@ class TranscriptFiles:
 def _summary_row(
     entry: RecordedGroup, member: int, text: EpisodeText, split: str, iteration: int
 ) -> dict[str, Any]:
-    """Returns the row of one episode; ``docs/04-rl-metrics.md`` explains the keys."""
+    """Returns the row of one episode; ``docs/rl-metrics.md`` explains the keys."""
     group, trajectory = entry.group, entry.group.trajectories_G[member]
     row = episode_row(
         group,
