@@ -4,7 +4,8 @@
 package. Options follow a question mark, as in a URL, so that configs, checkpoints and pickles hold
 them in one string: ``qwen3?strip_thinking_from_history=false``. Several are joined by ``&``;
 ``%xx`` encodes any character. Every renderer has the option ``split_special_tokens`` (see
-:mod:`tinker_cookbook.renderers.base`).
+:mod:`tinker_cookbook.renderers.base`), and those with thinking in answers have
+``compact_thinking_every`` (see :meth:`Renderer.compact_thinking`).
 """
 
 # pyright: reportUnsupportedDunderAll=false
@@ -68,7 +69,7 @@ __all__ += base.__all__
 __all__ += ["classify_parse_failure", "parse_content_blocks"]  # noqa: F405
 __getattr__ = official_names(__name__)
 
-_COMMON_OPTIONS = {"split_special_tokens": True}
+_COMMON_OPTIONS = {"split_special_tokens": True, "compact_thinking_every": 0}
 _registered: dict[str, RendererFactory] = {}
 
 
@@ -165,6 +166,8 @@ def get_renderer(
     renderer._renderer_name = f"{base}?{urlencode(words, quote_via=quote)}" if words else base
     renderer._model_name = source
     renderer._has_image_processor = image_processor is not None
+    if "compact_thinking_every" in chosen:
+        renderer.compact_thinking(chosen["compact_thinking_every"])
     return renderer
 
 

@@ -130,7 +130,7 @@ class KimiK2InstructRenderer(Renderer):
         return self._render_cache.render_all(
             lambda message, ctx: self._render(message, ctx, ids[ctx.idx]),
             messages,
-            self._last_user_index(messages),
+            self._history_end(messages),
         )
 
     def _render(self, message: Message, ctx: RenderContext, ids: Sequence[str]) -> RenderedMessage:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.exceptions import ConfigurationError, RendererError
 from tinker_cookbook.renderers.chatml import END, ChatMLBase
 from tinker_cookbook.renderers.core.answer_form import AnswerForm
 from tinker_cookbook.renderers.core.arguments import to_json
@@ -69,6 +69,15 @@ class Nemotron3Renderer(LeadingThinking, ChatMLBase):
         """True where thinking stays in history, for answers that have some."""
         # The words on the effort move to the last question, which changes earlier prompts.
         return not (self.strip_thinking_from_history or self._low_effort)
+
+    def compact_thinking(self, every: int) -> None:
+        """Removes the thinking of all earlier answers after each ``every`` answers."""
+        if self._low_effort:
+            raise ConfigurationError(
+                f"compact_thinking_every: {self._name} writes the effort into the last question, "
+                "which changes earlier prompts anyway; use nemotron3"
+            )
+        super().compact_thinking(every)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Returns the tokens of a message; consecutive tool results share a user message."""

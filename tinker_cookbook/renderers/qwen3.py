@@ -166,7 +166,8 @@ class Qwen3Renderer(LeadingThinking, Qwen3InstructRenderer):
         keeps = ctx.in_last_assistant_turn or not self.strip_thinking_from_history
         thinking, text = self._split_thinking(message, keeps)
         # Quirk of the template: of the last turn only the last answer has an empty block.
-        in_turn = ctx.in_last_assistant_turn and (ctx.is_last or bool(thinking))
+        has_block = ctx.is_last or bool(thinking) or self._compact_thinking_every > 0
+        in_turn = ctx.in_last_assistant_turn and has_block
         if in_turn or not self.strip_thinking_from_history:
             # The format sets the line breaks around the block; line breaks of the message are
             # dropped.

@@ -110,6 +110,8 @@ def test_registered_renderer(tokenizer_folder):
         ("qwen3?strip_thinking=false", {}, "qwen3 has no option 'strip_thinking', expected one of"),
         ("llama3", {"date": "x"}, "llama3 has no option 'date', expected one of today_date"),
         ("role_colon", {"x": 1}, "has no option 'x', expected one of split_special_tokens"),
+        ("qwen3?compact_thinking_every=0", {}, "got 0, expected the number of answers"),
+        ("qwen3_instruct?compact_thinking_every=3", {}, "qwen3_instruct.*no thinking"),
         ("qwen3?strip_thinking_from_history=maybe", {}, "got 'maybe', expected true or false"),
         ("qwen3", {"strip_thinking_from_history": "no"}, "got 'no', expected true or false"),
         ("qwen3?strip", {}, "got options 'strip', expected option=value&option=value"),

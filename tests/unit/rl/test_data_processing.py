@@ -11,7 +11,6 @@ from trajectory_samples import action, episode, fields, group, group_of_rewards,
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.renderers.core.messages import ensure_list, remove_thinking
 from tinker_cookbook.rl import data_processing
 from tinker_cookbook.rl.data_processing import (
     assemble_training_data,
@@ -202,14 +201,10 @@ def qwen(tokenizer_folder):
     return tokenizer, keep, get_renderer("qwen3", tokenizer)
 
 
-def play(tokenizer, renderer, exchanges, compact_every=None):
-    """Each exchange is (question, thinking, answer); every so many turns old thinking goes."""
+def play(tokenizer, renderer, exchanges):
+    """Each exchange is (question, thinking, answer)."""
     messages, turns = [], []
-    for number, (question, thinking, answer) in enumerate(exchanges):
-        if compact_every and number and number % compact_every == 0:
-            messages = [
-                {**m, "content": remove_thinking(ensure_list(m["content"]))} for m in messages
-            ]
+    for question, thinking, answer in exchanges:
         messages = [*messages, {"role": "user", "content": question}]
         text = f"<think>\n{thinking}\n</think>\n\n{answer}<|im_end|>"
         sampled = tokenizer.encode(text, add_special_tokens=False)
@@ -252,9 +247,10 @@ def test_qwen3_with_thinking_hidden_is_a_datum_for_each_turn(qwen):
 
 @pytest.mark.parametrize(("num_turns", "expected"), [(3, [3]), (6, [3, 3]), (8, [3, 3, 2])])
 def test_compaction_every_three_turns_is_a_datum_for_three_turns(qwen, num_turns, expected):
-    tokenizer, keep, _ = qwen
+    tokenizer, _, strip = qwen
+    compact = get_renderer("qwen3?compact_thinking_every=3", tokenizer)
     turns = [(f"Q{i}", f"about {i}", f"A{i}") for i in range(1, num_turns + 1)]
-    data = trajectory_to_data(play(tokenizer, keep, turns, compact_every=3), 1.0)
+    data = trajectory_to_data(play(tokenizer, compact, turns), 1.0)
     texts = [text_of(datum, tokenizer) for datum in data]
     assert [len(trained) for _, trained in texts] == expected
     done = 0
@@ -263,7 +259,23 @@ def test_compaction_every_three_turns_is_a_datum_for_three_turns(qwen, num_turns
         assert trained == [f"<think>\nabout {i}\n</think>\n\nA{i}<|im_end|>" for i in now]
         assert [i for i in range(1, num_turns + 1) if f"about {i}" in whole] == list(now)
         assert [i for i in range(1, num_turns + 1) if f"A{i}" in whole] == list(range(1, now.stop))
+        # History that lost its thinking has the tokens that it has without the option.
+        stripped = [m for i in range(1, done + 1) for m in _exchange(i, "")]
+        prompt = strip.build_generation_prompt([*stripped, _exchange(done + 1, "")[0]])
+        assert whole.startswith(tokenizer.decode(prompt.to_ints()))
         done += count
+    # Supervised examples have the same tokens as the episode.
+    messages = [m for i in range(1, num_turns + 1) for m in _exchange(i, f"about {i}")]
+    examples = compact.build_merged_examples(messages, "all_assistant_messages")
+    assert [tokenizer.decode(tokens.to_ints()) for tokens, _ in examples] == [t for t, _ in texts]
+
+
+def _exchange(number, thinking):
+    answer = [{"type": "text", "text": f"A{number}"}]
+    if thinking:
+        answer.insert(0, {"type": "thinking", "thinking": thinking})
+    question = {"role": "user", "content": f"Q{number}"}
+    return question, {"role": "assistant", "content": answer}
 
 
 # --- batches ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
-from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.exceptions import ConfigurationError, RendererError
 from tinker_cookbook.renderers.core.answer_form import AnswerForm, CallForm, answer_form_of
 from tinker_cookbook.renderers.core.blocks import Block, BlockReader
 from tinker_cookbook.renderers.core.checks import TEXT, check_caller, check_parts
@@ -230,6 +230,22 @@ class Renderer(ABC):
         """Returns the tokens before the first message, for example a default system prompt."""
         return []
 
+    def compact_thinking(self, every: int) -> None:
+        """Removes the thinking of all earlier answers after each ``every`` answers, and keeps it
+        in between; raises ConfigurationError where the format has no thinking to remove.
+
+        The prompt of the answer after a removal begins a new sequence; the others extend the one
+        before.
+        """
+        raise ConfigurationError(
+            f"compact_thinking_every: {self._name} has no thinking in its history that could be "
+            "removed; leave the option out"
+        )
+
+    def _history_end(self, messages: Sequence[Message]) -> int:
+        """Returns the index up to which answers lose their thinking, where the format has any."""
+        return self._last_user_index(messages)
+
     def _last_user_index(self, messages: Sequence[Message]) -> int:
         return max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)
 
@@ -410,8 +426,8 @@ class Renderer(ABC):
         return RenderCache()
 
     def _render_all(self, messages: Sequence[Message]) -> list[RenderedMessage]:
-        last_user_index = self._last_user_index(messages)
-        return self._render_cache.render_all(self.render_message, messages, last_user_index)
+        end = self._history_end(messages)
+        return self._render_cache.render_all(self.render_message, messages, end)
 
     def _example_ends(
         self, messages: Sequence[Message], trained: Sequence[bool], merge: bool
@@ -445,7 +461,7 @@ class Renderer(ABC):
             idx=len(messages),
             is_last=True,
             prev_message=messages[-1] if messages else None,
-            last_user_index=self._last_user_index(messages),
+            last_user_index=self._history_end(messages),
             in_last_assistant_turn=True,
         )
         # The suffix is a separate piece: _answered_pieces removes it.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.exceptions import ConfigurationError, RendererError
 from tinker_cookbook.renderers.core.messages import END_THINK, THINK, Message, has_thinking
 from tinker_cookbook.renderers.core.rendered import TrainOnWhat
 from tinker_cookbook.renderers.core.renderer import Example, Renderer
@@ -80,10 +80,34 @@ class ChecksTrainedAnswers(Renderer):
 class LeadingThinking(ChecksTrainedAnswers):
     """Mixin of a format whose answers have thinking only at the beginning."""
 
+    _compact_thinking_every = 0
+
+    def compact_thinking(self, every: int) -> None:
+        """Removes the thinking of all earlier answers after each ``every`` answers."""
+        if every < 1:
+            raise ConfigurationError(
+                f"compact_thinking_every: got {every}, expected the number of answers after which "
+                "thinking is removed, 1 or more"
+            )
+        if self.disables_thinking:
+            super().compact_thinking(every)
+        self._compact_thinking_every = every
+        self.strip_thinking_from_history = True
+
+    def _history_end(self, messages: Sequence[Message]) -> int:
+        every = self._compact_thinking_every
+        if not every:
+            return super()._history_end(messages)
+        # The last message is the answer to be sampled, or precedes it.
+        answers = [i for i, m in enumerate(messages[:-1]) if m["role"] == "assistant"]
+        removed = len(answers) // every * every
+        # The message after the last of them, because some formats keep the one at this index.
+        return answers[removed - 1] + 1 if removed else -1
+
     def _check_trained(self, messages: Sequence[Message], idx: int) -> None:
         check_leading(messages[idx], idx, self._name)
         # History drops the thinking anyway.
-        is_history = idx <= self._last_user_index(messages) and self.strip_thinking_from_history
+        is_history = idx <= self._history_end(messages) and self.strip_thinking_from_history
         if self.disables_thinking and not is_history and self._thinking_of(messages[idx]).strip():
             raise RendererError(
                 f"messages[{idx}].content: got thinking, expected an answer without: the prompt of "
