@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One worker per core of CI; each takes the next file in the order of tests/conftest.py.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all check bench install clean
+.PHONY: demo test test-all check docs bench install clean
 
 install: $(VENV)/.installed
 
@@ -30,6 +30,16 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# The site, with every link checked, and a copy that opens without a server.
+docs: $(VENV)/.docs
+	DISABLE_MKDOCS_2_WARNING=true NO_MKDOCS_2_WARNING=1 PATH="$(BIN):$$PATH" $(BIN)/mkdocs build --strict
+	mkdir -p dist
+	$(BIN)/python -m zipfile -c dist/docs.zip build/site
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	touch $@
 
 bench: install
 	$(BIN)/python -m benchmarks.engine $(ARGS)
