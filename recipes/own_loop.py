@@ -16,10 +16,12 @@ from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.run import ml_log
 from tinker_cookbook.run.changes import check_same_settings
+from tinker_cookbook.run.config import dump_config
 from tinker_cookbook.run.data_record import data_record, write_data_record
 from tinker_cookbook.run.lock import RunLock
 from tinker_cookbook.run.resume import check_not_passed, newest_saved
 from tinker_cookbook.run.weights import check_weights
+from tinker_cookbook.training.commands import repeat_line
 from tinker_cookbook.training.config import DEFAULT_TTL_SECONDS, BackendSettings, number
 from tinker_cookbook.training.server_needs import Need, ServerCheck
 
@@ -146,4 +148,6 @@ def run_own_loop(
                 if last is not None and done == total:
                     # The run was shortened to this checkpoint, so no step saves a final one.
                     save_step(client, settings, done, total)
+        if line := repeat_line(settings.log_path, dump_config(settings)):
+            logger.info(line)
         ml_logger.close()

@@ -45,6 +45,7 @@ from tinker_cookbook.eval.run.sources import AnswerSource, RendererSource
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.record.schema import RecordLevel
+from tinker_cookbook.run.config import write_config
 from tinker_cookbook.run.paths import ensure_writable_dir
 from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.sampling_model import (
@@ -58,6 +59,8 @@ from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.terminal import get_console
 
 _DEFAULT_MAX_TOKENS = BenchmarkConfig.max_tokens
+SETTINGS = "settings.json"
+"""Name of the file in the output folder that ``config=`` reads, without the API key."""
 
 
 @chz.chz
@@ -201,6 +204,7 @@ async def main(config: Config) -> None:
     """Evaluates the model, and prints a table and the next commands."""
     config.check()
     folder = ensure_writable_dir(config.folder, "out")
+    write_config(folder / SETTINGS, chz.replace(config, api_key=None))
     try:
         async with AsyncExitStack() as stack:
             now = stack.enter_context(reporting_activity())
@@ -322,8 +326,10 @@ def _report(folder: Path, results: dict[str, BenchmarkResult]) -> None:
             say(f"{name}: {cut_off} at max_tokens or the context")
     show = (str(folder), f"task={next(iter(results))}", "incorrect_only=True")
     other = (f"a={folder}", "b=OTHER")
+    again = (f"config={folder / SETTINGS}", "out=FOLDER")
     say(
         f"files: {folder}/TASK/trajectories.jsonl, result.json; summary.json\n"
+        f"repeat: {program_command('tinker_cookbook.eval', *again)}\n"
         f"show wrong answers: {program_command('tinker_cookbook.eval.show', *show)}\n"
         f"compare with another model: {program_command('tinker_cookbook.eval.compare', *other)}"
     )

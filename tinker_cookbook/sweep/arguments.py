@@ -21,6 +21,7 @@ from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.training.config import number
+from tinker_cookbook.utils.command_line.config_file import CONFIG, read_settings
 from tinker_cookbook.utils.command_line.entrypoint import config_class_of, parse_arguments
 from tinker_cookbook.utils.command_line.programs import module_of
 
@@ -94,7 +95,7 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
         )
     recipe = _module(recipes[0])
     config_class = _config_class(recipe)
-    own, values = _split(argv[1:])
+    own, values = _split(_with_keys_of_file(argv[1:], config_class))
     points = make_points(values)
 
     # One class of both, so that the error for a misspelt key suggests keys of both.
@@ -102,16 +103,37 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
     class Keys(SweepKeys, config_class): ...
 
     # All runs are checked before anything starts.
-    for_run = {**own, "log_path": "RUN", "backend": "auto", "behavior_if_log_dir_exists": "resume"}
-    settings = [{**point.settings, **for_run} for point in points]
-    configs = [parse_arguments(Keys, [f"{k}={v}" for k, v in one.items()]) for one in settings]
-    keys: SweepKeys = configs[0]
+    for_run = {"log_path": "RUN", "backend": "auto", "behavior_if_log_dir_exists": "resume"}
+    recorded = CONFIG in values  # by a run, so of the program's own class
+    settings = [{**point.settings, **for_run, **({} if recorded else own)} for point in points]
+    kind = config_class if recorded else Keys
+    configs = [parse_arguments(kind, [f"{k}={v}" for k, v in one.items()]) for one in settings]
+    words = [f"{k}={v}" for k, v in own.items()]
+    keys: SweepKeys = parse_arguments(SweepKeys, words) if recorded else configs[0]
     for_server = {key: own[key] for key in _SERVER_KEYS if key in own}
     _check_server(keys, for_server)
     # Absolute, since the results contain the paths of the runs.
     log_dir = Path(os.path.abspath(local_path(keys.log_dir, "log_dir")))
     models = tuple(dict.fromkeys(name for config in configs for name in _models_of(config)))
     return Sweep(recipe, keys, log_dir, points, for_server, models)
+
+
+def _with_keys_of_file(words: Sequence[str], config_class: type[Any]) -> list[str]:
+    """Replaces ``config=FILE`` by the keys of the file; a list in it has values to sweep over.
+
+    Keys of the command line come first. A file that a run has recorded stays, for each run to read.
+    """
+    given = [word.partition("=")[0] for word in words]
+    if CONFIG not in given:
+        return list(words)
+    file = words[given.index(CONFIG)].partition("=")[2]
+    found = read_settings(file, config_class, comma="\\,")
+    if not isinstance(found, list):
+        return list(words)
+    return [
+        *(word for word in found if word.partition("=")[0] not in given),
+        *(word for word, key in zip(words, given, strict=True) if key != CONFIG),
+    ]
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, str], dict[str, list[str]]]:

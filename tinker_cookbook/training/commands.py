@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.run.config import TYPE_KEY, lost_fields
 from tinker_cookbook.run.weights_paths import resolve_weights
+from tinker_cookbook.utils.command_line.config_file import CONFIG, program_of
 from tinker_cookbook.utils.command_line.entrypoint import program_takes
 from tinker_cookbook.utils.command_line.programs import program_command, started_as
 
@@ -25,6 +28,18 @@ def continue_command(log_path: str) -> str | None:
     if program_takes(_BEHAVIOR.rstrip("=")):
         words.append(f"{_BEHAVIOR}resume")
     return shlex.join(words)
+
+
+def repeat_line(log_path: str, recorded: Any) -> str | None:
+    """Returns a line with the command that runs a recorded configuration again.
+
+    ``None`` if a file cannot hold it: a script passed data, or classes of its own.
+    """
+    program = program_of(str(recorded.get(TYPE_KEY)))
+    if program is None or lost_fields(recorded) or '"__main__:' in json.dumps(recorded):
+        return None
+    again = f"log_path={log_path.rstrip('/')}-again"
+    return f"repeat       {program_command(program, f'{CONFIG}={log_path}', again)}"
 
 
 def own_evaluation(log_path: str, state_path: str | None) -> str | None:

@@ -56,6 +56,7 @@ from tinker_cookbook.training.commands import (
     continue_command,
     own_evaluation,
     plot_command,
+    repeat_line,
     use_lines,
 )
 from tinker_cookbook.training.config import TrainingConfig, checkpoint_interval, recorded_renderer
@@ -428,7 +429,7 @@ class TrainingSession:
             if final.sampler_path:
                 lines.append(f"for sampling {final.sampler_path}")
                 lines += use_lines(self.config, final.sampler_path)
-                tested = self.evaluators or self.infrequent_evaluators
+                tested = self.config.eval_every and (self.evaluators or self.infrequent_evaluators)
                 own = own_evaluation(log_path, final.state_path) if tested else None
                 # The run's own held-out data say more than a benchmark of other questions.
                 lines = [own if own and x.startswith("evaluate ") else x for x in lines]
@@ -449,6 +450,7 @@ class TrainingSession:
         command = continue_command(log_path)
         if command is not None:
             lines.append(f"continue     {command}")
+        lines += filter(None, [repeat_line(log_path, self._config_data)])
         return [*lines, f"plot         {plot_command(log_path)}"]
 
     def close(self, error: BaseException | None = None) -> None:

@@ -6,7 +6,9 @@ import re
 
 import pytest
 
+from recipes import sl_loop
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.run.config import write_config
 from tinker_cookbook.sweep.arguments import make_points, parse_sweep, run_name
 
 
@@ -38,6 +40,23 @@ def test_models_and_the_keys_that_go_to_the_server(tmp_path):
     assert sweep.models == ("a/b", "c/d", "a/e")
     assert sweep.server_settings == settings
     assert sweep.points[0].settings == {"model_name": "a/b"}
+
+
+def test_a_file_of_settings_and_the_recorded_settings_of_a_run(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"lora_rank: [8, 32]\nseed: 3\nwandb_name: 'a, b'\nlog_dir: {tmp_path}\n")
+    sweep = parse(f"config={file}", "seed=4")
+    assert [point.name for point in sweep.points] == ["lora_rank=8", "lora_rank=32"]
+    expected = {"lora_rank": "8", "seed": "4", "wandb_name": "a, b"}
+    assert sweep.points[0].settings == expected
+    assert sweep.log_dir == tmp_path
+    recorded = sl_loop.Config(log_path=str(tmp_path), lora_rank=4, model_name="a/b")
+    write_config(tmp_path / "config.json", recorded)
+    sweep = parse(f"config={tmp_path}", "seed=1,2", f"log_dir={tmp_path}", "jobs=2")
+    assert [point.name for point in sweep.points] == ["seed=1", "seed=2"]
+    assert (sweep.models, sweep.keys.jobs) == (("a/b",), 2)
+    with pytest.raises(ConfigurationError, match="did you mean 'seed'"):
+        parse(f"config={tmp_path}", "sead=1,2", f"log_dir={tmp_path}")
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.weights_paths import FORMS
-from tinker_cookbook.training.commands import continue_command, own_evaluation
-from tinker_cookbook.utils.command_line import entrypoint
+from tinker_cookbook.training.commands import continue_command, own_evaluation, repeat_line
+from tinker_cookbook.utils.command_line import completion, entrypoint
 from tinker_cookbook.utils.command_line.entrypoint import config_class_of, run_program
 from tinker_cookbook.utils.command_line.keys import keys_of
 from tinker_cookbook.utils.command_line.programs import (
+    Program,
     find_programs,
     module_of,
     short_name,
@@ -131,6 +132,42 @@ def test_the_console_command_starts_programs_from_any_folder(tmp_path):
     other = console(tmp_path, "sl_loop", f"config={tmp_path}")
     assert f"-m tinker_cookbook.rl.train config={tmp_path}" in other.stderr
     assert console(tmp_path, "sl_bsic").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("recorded", "program"),
+    [
+        ({"_type": "tinker_cookbook.supervised.train:Config"}, "supervised.train"),
+        ({"_type": "tinker_cookbook.rl.config:Config", "a": ["m:f"]}, "rl.train"),
+        ({"_type": "mine:Config"}, None),
+        ({"_type": "tinker_cookbook.rl.config:Config", "a": {"_type": "__main__:Data"}}, None),
+        ({"_type": "tinker_cookbook.rl.config:Config", "a": {"_not_rebuildable": "<f>"}}, None),
+    ],
+)
+def test_a_run_names_the_command_that_repeats_it(recorded, program):
+    line = repeat_line("logs/run", recorded)
+    words = f"-m tinker_cookbook.{program} config=logs/run log_path=logs/run-again"
+    assert (line is None) if program is None else line.endswith(words)
+
+
+def test_bash_completes_programs_and_keys(monkeypatch):
+    programs = [Program("recipes.sl_loop", ""), Program("tinker_cookbook.runs", "")]
+    monkeypatch.setattr(completion, "find_programs", lambda package: programs)
+    script = completion.completion("bash")
+    for typed, found in (
+        ("sl_", "sl_loop"),
+        ("sl_loop lr=1 lora", "lora_rank="),
+        ("sl_loop log_path = my", ""),
+        ("runs l", ""),
+    ):
+        words = f"compopt() {{ :; }}\nCOMP_WORDS=(tinker-cookbook {typed})"
+        asked = "COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _tinker_cookbook; echo ${COMPREPLY[@]}"
+        done = subprocess.run(
+            ["bash", "-c", f"{script}\n{words}\n{asked}"], capture_output=True, text=True
+        )
+        assert done.stdout.strip() == found, done.stderr
+    with pytest.raises(ConfigurationError, match="got 'ksh', expected one of bash, zsh, fish"):
+        completion.completion("ksh")
 
 
 def test_a_closed_pipe_ends_a_program_without_a_traceback(tmp_path):

@@ -19,13 +19,14 @@ CONFIG = "config"
 """The key; a program whose class has a field of this name does not read a file."""
 
 
-def read_settings(name: str, config_class: type[Any]) -> Any:
+def read_settings(name: str, config_class: type[Any], comma: str = ",") -> Any:
     """Returns the recorded configuration in a file, or its keys as ``key=value`` arguments.
 
     Args:
         name: A ``config.json`` or the log folder that holds one, or a JSON or YAML file with the
             keys of the program; nested keys as mappings, or with dots.
         config_class: Class of the program.
+        comma: How a comma inside a value is written; other commas separate the values of a list.
 
     Raises:
         ConfigurationError: The file cannot be read, or is the configuration of another program.
@@ -40,7 +41,7 @@ def read_settings(name: str, config_class: type[Any]) -> Any:
     if not isinstance(data, dict):
         raise ConfigurationError(f"{CONFIG}: {path} has no keys; expected key: value")
     if TYPE_KEY not in data:
-        return [f"{key}={value}" for key, value in _flat(data, "")]
+        return [f"{key}={value}" for key, value in _flat(data, "", comma)]
     found = load_config(_with_paths_from(data, data.get(FOLDER_KEY, "")))
     if isinstance(found, config_class):
         return found
@@ -98,19 +99,20 @@ def _yaml(text: str) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _flat(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+def _flat(data: Mapping[str, Any], prefix: str, comma: str) -> Iterator[tuple[str, str]]:
     for key, value in data.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flat(value, f"{prefix}{key}.", comma)
         elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
             for i, one in enumerate(value):
-                yield from _flat(one, f"{prefix}{key}.{i}.")
+                yield from _flat(one, f"{prefix}{key}.{i}.", comma)
         elif isinstance(value, list):
             # A list is written with commas, so a comma inside would separate values.
-            if any("," in str(one) or isinstance(one, dict | list) for one in value):
+            inside = comma == "," and any("," in str(one) for one in value)
+            if inside or any(isinstance(one, dict | list) for one in value):
                 raise ConfigurationError(
                     f"{CONFIG}: {prefix}{key}: got {value!r:.80}, expected values without commas"
                 )
-            yield f"{prefix}{key}", ",".join(map(str, value))
+            yield f"{prefix}{key}", ",".join(str(one).replace(",", comma) for one in value)
         else:
-            yield f"{prefix}{key}", str(value)
+            yield f"{prefix}{key}", str(value).replace(",", comma)

@@ -6,6 +6,7 @@ A program is named by its module without ``tinker_cookbook.`` or ``recipes.``: `
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import sys
@@ -15,6 +16,7 @@ from tinker_cookbook.utils.command_line.entrypoint import run_program
 from tinker_cookbook.utils.command_line.programs import (
     LIBRARY,
     module_of,
+    print_whole,
     recipes_package,
     run_listing,
 )
@@ -29,6 +31,10 @@ def main() -> None:
     if name.startswith("-"):
         packages = (recipes_package(), LIBRARY)
         run_program(lambda: run_listing(packages, sys.argv[1:], "tinker-cookbook"))
+        return
+    if name == "completion":
+        completion = importlib.import_module("tinker_cookbook.utils.command_line.completion")
+        run_program(lambda: print_whole(completion.completion(*given[:1] or [""])))
         return
     try:
         module = module_of(name)

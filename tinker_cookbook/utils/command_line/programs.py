@@ -121,10 +121,13 @@ def listing(packages: Sequence[str], command: str = "") -> str:
     # By name: an installed package contains the recipes.
     programs = {p.name: p for package in packages for p in find_programs(package)}.values()
     named = {short_name(p.name) if command else p.name: p.summary for p in programs}
+    named.pop("--help", None)  # the program that prints this list
     width = max(map(len, named), default=0)
     start = command or "python -m"
     lines = [f"{start} PROGRAM [key=value ...]      (--help lists a program's keys)", ""]
     lines += [f"  {name:{width}}  {summary}" for name, summary in named.items()]
+    if command:
+        lines += ["", f"{command} completion bash|zsh|fish prints a script for completion by TAB"]
     return "\n".join(lines)
 
 
