@@ -8,34 +8,39 @@ from typing import Any
 
 import griffe
 
-# The functions of this package that make a field, and the place of the text among their arguments.
-FIELDS = {"setting": 1, "number": 1, "peak_rate": 1, "weights_field": 1}
+# The functions of this package that make a field of chz, and their first parameters.
+FIELDS = {
+    "setting": ("default", "doc"),
+    "number": ("default", "doc"),
+    "peak_rate": ("default", "doc"),
+    "weights_field": ("kind", "doc"),
+}
 ROLE = re.compile(r":(?:class|func|mod|meth|data|attr|exc):`~?([^`]+)`")
 
 
-def text_of_field(call: griffe.Expr | str | None) -> str | None:
-    """Returns the ``doc`` of a field of chz."""
+def field_of(value: griffe.Expr | str | None) -> tuple[str | None, str] | None:
+    """Returns the default and the text of a field of chz."""
     try:
-        tree = ast.parse(str(call), mode="eval").body
+        call = ast.parse(str(value), mode="eval").body
     except SyntaxError:
         return None
-    if not isinstance(tree, ast.Call):
+    if not isinstance(call, ast.Call):
         return None
-    texts = [k.value for k in tree.keywords if k.arg == "doc"]
-    at = FIELDS.get(ast.unparse(tree.func))
-    if at is not None:
-        texts += tree.args[at : at + 1]
-    if texts and isinstance(texts[0], ast.Constant):
-        return str(texts[0].value)
-    return None
+    given = {str(k.arg): k.value for k in call.keywords}
+    given.update(zip(FIELDS.get(ast.unparse(call.func), ()), call.args, strict=False))
+    text, default = given.get("doc"), given.get("default")
+    if not isinstance(text, ast.Constant):
+        return None
+    return ast.unparse(default) if default else None, str(text.value)
 
 
 class SettingsAndRoles(griffe.Extension):
     """The text of a setting is its docstring; roles of reStructuredText become code."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        """Uses the text of a field that has no docstring."""
-        if attr.docstring is None and (text := text_of_field(attr.value)):
+        """Shows a field by its default, with its text as the docstring."""
+        if attr.docstring is None and (field := field_of(attr.value)):
+            attr.value, text = field
             attr.docstring = griffe.Docstring(text, parent=attr)
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:

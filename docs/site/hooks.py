@@ -52,7 +52,7 @@ def introduction(markdown: str) -> str:
     """Returns the first sentence below the title, without links."""
     paragraphs = [p for p in markdown.split("\n\n") if re.match(r"[A-Za-z`\[]", p)] or [""]
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraphs[0].split()))
-    return re.split(r"(?<=[.:])\s", text)[0]
+    return re.split(r"(?<=\.)\s", text)[0]
 
 
 def on_post_build(config: MkDocsConfig) -> None:

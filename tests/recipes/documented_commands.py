@@ -84,12 +84,12 @@ def pages() -> list[Path]:
     return [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
 
 
-def blocks(language: str) -> list[tuple[str, str]]:
+def blocks(language: str, of: list[Path] | None = None) -> list[tuple[str, str]]:
     """``(page, text)`` of every fenced block in ``language``."""
     pattern = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
     return [
         (str(page.relative_to(REPO)), text)
-        for page in pages()
+        for page in of or pages()
         if page.name != "dev-log.md"
         for text in pattern.findall(page.read_text())
     ]
@@ -127,6 +127,14 @@ def documented() -> list[Command]:
             typed = tuple(word for word in words[at + 1 :] if word != "…")
             found.setdefault((words[at], typed), Command(page, words[at], typed))
     return list(found.values())
+
+
+def of_agents() -> list[tuple[str, list[str]]]:
+    """The programs and the keys that AGENTS.md and the skills type."""
+    files = [REPO / "AGENTS.md", *REPO.glob("skills/*/SKILL.md")]
+    lines = [line for _, block in blocks("bash", files) for line in lines_of(block)]
+    typed = [shlex.split(line)[2:] for line in lines if line.startswith("python -m ")]
+    return [(words[0], [word.split("=")[0] for word in words if "=" in word]) for words in typed]
 
 
 COMMANDS = documented()

@@ -5,6 +5,7 @@ Costs about five minutes; marked slow.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -13,9 +14,12 @@ import socket
 import sys
 from pathlib import Path
 
+import chz
 import pytest
 from docs_reader import Reader
-from documented_commands import EXAMPLES, OF_CLIENTS, OF_SERVERS, PROGRAMS
+from documented_commands import EXAMPLES, OF_CLIENTS, OF_SERVERS, PROGRAMS, of_agents
+
+from tinker_cookbook.utils.command_line.entrypoint import config_class_of
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +34,18 @@ def test_commands_are_found():
     assert OF_SERVERS
     assert OF_CLIENTS
     assert len(EXAMPLES) > 5
+
+
+def test_agents_type_programs_and_keys_that_exist():
+    typed = of_agents()
+    assert len(typed) > 20
+    for program, keys in typed:
+        module = importlib.import_module(program)
+        if hasattr(module, "__path__"):
+            module = importlib.import_module(f"{program}.__main__")
+        config = config_class_of(getattr(module, "main", None))
+        known = {"--help", "config", *(chz.chz_fields(config) if config else keys)}
+        assert set(keys) <= known, (program, keys)
 
 
 @pytest.mark.parametrize("command", PROGRAMS, ids=str)

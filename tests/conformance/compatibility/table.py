@@ -7,9 +7,10 @@ from importlib.metadata import version
 
 from tests.conformance.compatibility.survey import Section
 
-_TOP = """# 12. What works of the Tinker SDK
+_TOP = """# What works of the Tinker SDK
 
-This page shows the unmodified official SDK with the [server](server.md), in two processes:
+For people who use the unmodified official SDK with the [server](server.md): which of its methods
+and commands work, tried in two processes.
 `tinker` {version}. Of {all} probes, {works} work and {refused} are refused.
 
 This command writes the page:
