@@ -155,6 +155,15 @@ def test_rl_without_a_reward_model_names_the_checkpoint(runs, arguments):
         rlhf_pipeline.check(parse(arguments, "run_rm=False"))
 
 
+def test_a_prompted_judge_needs_no_stage_2(runs, arguments):
+    cli = parse(arguments, "judge=prompted")
+    rlhf_pipeline.check(cli)
+    assert rlhf_pipeline.to_run(cli) == ["sft", "rl"]
+    sft = CheckpointRecord("final", state_path="tinker://x/weights/y")
+    dataset = rl_config(cli, sft, None).dataset_builder
+    assert dataset.preference_model_builder.rm_weights_path is None
+
+
 def test_an_unfinished_stage_is_not_taken_for_a_finished_one(runs, arguments):
     folder = runs.folder / "unfinished" / "sft"
     folder.mkdir(parents=True)

@@ -127,11 +127,17 @@ def _check_scoring(greedy: bool, both_orders: bool) -> None:
 
 @chz.chz
 class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder, BackendSettings):
-    """Builder of a preference model from saved weights; equal configs share one per process."""
+    """Builder of a preference model; equal configs share one per process.
 
-    renderer_name: str = chz.field(doc="Chat format used in its training")
+    Without ``rm_weights_path`` the base model labels comparisons as it is. It reads no instruction
+    but the headers of a comparison, so measure it first (``PreferenceModelEvaluator``).
+    """
+
+    renderer_name: str = chz.field(doc="Chat format, used in its training if it is trained")
     model_name: str = chz.field(doc="Hub name or local folder of the base model")
-    rm_weights_path: str = weights_field("sampler_weights", "Its weights", required=True)
+    rm_weights_path: str | None = weights_field(
+        "sampler_weights", "Its weights; default: the base model, untrained"
+    )
     greedy: bool = setting(False, "Judge only by the most probable label")
     both_orders: bool = setting(False, "Judge both orders and average the log-odds")
 
@@ -158,7 +164,10 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder, BackendSett
         """Builds the model on ``service``."""
         self.check()
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name))
-        client = service.create_sampling_client(model_path=self.rm_weights_path).result()
+        path = self.rm_weights_path
+        client = service.create_sampling_client(
+            model_path=path, base_model=self.model_name if path is None else None
+        ).result()
         return PreferenceModelFromChatRenderer(
             renderer, client, self.greedy, both_orders=self.both_orders
         )

@@ -7,7 +7,8 @@
 The stages of Ouyang et al. 2022 (arXiv 2203.02155), each in its own folder of ``log_path``:
 
 1. ``sft``: supervised training on demonstrations;
-2. ``rm``: a model learns which of two answers is better (``rm/accuracy``);
+2. ``rm``: a model learns which of two answers is better (``rm/accuracy``); with
+   ``judge=prompted`` there is no such stage, and the base model judges as it is;
 3. ``rl``: RL from the model of stage 1. The reward is the reward model's comparison of pairs of
    answers, with a KL penalty towards stage 1.
 
@@ -60,11 +61,12 @@ async def main(config: CLIConfig) -> None:
             folders.enter_context(cli_utils.log_dir_of_run(config.stage_folder(stage), behavior))
         if config.run_sft:
             await run_stage("sft", sft_config(config), sft_train.main)
-        if config.run_rm:
+        if "rm" in to_run(config):
             await run_stage("rm", rm_config(config), sft_train.main)
         if config.run_rl:
             # Also if these stages did not run now: an earlier call may have trained them.
-            sft, rm = finished(config, "sft"), finished(config, "rm")
+            sft = finished(config, "sft")
+            rm = finished(config, "rm") if config.judge == "trained" else None
             await run_stage("rl", rl_config(config, sft, rm), rl_train.main)
             result = await measure_win_rate(config, sft, rm, finished(config, "rl"))
             print_line(
@@ -80,7 +82,12 @@ async def main(config: CLIConfig) -> None:
 
 def to_run(cli: CLIConfig) -> list[str]:
     """Returns the selected stages."""
-    return [stage for stage in STAGES if getattr(cli, f"run_{stage}")]
+    return [stage for stage in stages_of(cli) if getattr(cli, f"run_{stage}")]
+
+
+def stages_of(cli: CLIConfig) -> list[str]:
+    """Returns the stages of the pipeline: a prompted judge is not trained."""
+    return [stage for stage in STAGES if cli.judge == "trained" or stage != "rm"]
 
 
 def check(cli: CLIConfig) -> None:
@@ -90,20 +97,20 @@ def check(cli: CLIConfig) -> None:
     check_model(cli)
     if cli.run_sft:
         sft_config(cli).check()
-    if cli.run_rm:
+    if "rm" in to_run(cli):
         rm_config(cli).check()
-    if cli.run_rm or cli.run_rl:
+    if "rm" in to_run(cli) or cli.run_rl:
         # Reads the data now: a missing held-out part must not stop the run after stage 1.
         held_out(cli.comparisons, cli.num_test)
     if cli.run_rl:
-        for stage in ("sft", "rm"):
+        for stage in stages_of(cli)[:-1]:
             if stage not in to_run(cli):
                 finished(cli, stage)
         # The initial weights of stage 3 exist only after the previous stages.
         later = CheckpointRecord(
             "final", state_path="tinker://run/weights/later", sampler_path="tinker://run/s/later"
         )
-        rl_config(cli, later, later).check()
+        rl_config(cli, later, later if cli.judge == "trained" else None).check()
 
 
 def finished(cli: CLIConfig, stage: str) -> CheckpointRecord:
@@ -116,6 +123,8 @@ def finished(cli: CLIConfig, stage: str) -> CheckpointRecord:
     raise ConfigurationError(
         f"run_{stage}=False: {folder}/checkpoints.jsonl has {found}, and stage 3 needs the final "
         f"one of {_TITLES[stage]}; train it with the same command and run_{stage}=True"
+        + ", or set judge=prompted"
+        * (stage == "rm")
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import chz
 
@@ -32,6 +33,10 @@ class CLIConfig(TrainingConfig):
     run_sft: bool = chz.field(default=True, doc="Stage 1: imitate demonstrations")
     run_rm: bool = chz.field(default=True, doc="Stage 2: train the reward model")
     run_rl: bool = chz.field(default=True, doc="Stage 3: reinforcement learning, and the win rate")
+    judge: Literal["trained", "prompted"] = chz.field(
+        default="trained",
+        doc="Reward of stage 3: the model of stage 2, or model_name itself, without a stage 2",
+    )
 
     dataset: str = chz.field(
         default="example", doc="Comparisons: example, hhh, helpsteer3, ultrafeedback, or a file"

@@ -94,8 +94,13 @@ def rm_config(cli: CLIConfig) -> sft_train.Config:
     )
 
 
-def rl_config(cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord) -> rl_train.Config:
-    """Stage 3: from the weights of ``sft``, judged by ``rm``, pulled back towards ``sft``."""
+def rl_config(
+    cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord | None
+) -> rl_train.Config:
+    """Stage 3: from the weights of ``sft``, judged by ``rm``, pulled back towards ``sft``.
+
+    Without ``rm`` the base model judges.
+    """
     # Stage 1 is the reference of the KL penalty; without a penalty it need not be loaded.
     reference = None
     if cli.kl_penalty_coef:
@@ -131,13 +136,14 @@ def rl_config(cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord) -> rl
     )
 
 
-def judge_builder(cli: CLIConfig, rm: CheckpointRecord) -> PreferenceModelBuilderFromChatRenderer:
-    """Returns the reward model of a checkpoint."""
-    assert rm.sampler_path is not None
+def judge_builder(
+    cli: CLIConfig, rm: CheckpointRecord | None
+) -> PreferenceModelBuilderFromChatRenderer:
+    """Returns the reward model of a checkpoint, or the base model."""
     return PreferenceModelBuilderFromChatRenderer(
         model_name=cli.model_name,
         renderer_name=cli.renderer,
-        rm_weights_path=rm.sampler_path,
+        rm_weights_path=None if rm is None else rm.sampler_path,
         both_orders=cli.judge_both_orders,
         **cli.values_of(BackendSettings),
     )

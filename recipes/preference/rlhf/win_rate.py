@@ -20,7 +20,7 @@ FILE = "win_rate.json"
 
 
 async def measure_win_rate(
-    cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord, rl: CheckpointRecord
+    cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord | None, rl: CheckpointRecord
 ) -> dict[str, Any]:
     """Returns the metrics of ``ComparisonEvaluator`` on held-out prompts; writes win_rate.json.
 
@@ -32,7 +32,7 @@ async def measure_win_rate(
     request = {
         "policy": rl.sampler_path,
         "baseline": sft.sampler_path,
-        "reward_model": rm.sampler_path,
+        "reward_model": None if rm is None else rm.sampler_path,
         "judge_both_orders": cli.judge_both_orders,
         "seed": cli.seed,
         "max_tokens": cli.rl_max_tokens,

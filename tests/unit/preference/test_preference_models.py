@@ -144,6 +144,13 @@ def test_a_builder_loads_saved_weights_on_a_service(service, trained, stories_mo
     assert pickle.loads(pickle.dumps(builder)) == builder
 
 
+def test_without_weights_the_base_model_judges(service, stories_model, chat):
+    client = service.create_sampling_client(base_model=stories_model).result()
+    model = builder_of(stories_model, None).build(service)
+    expected = asyncio.run(PreferenceModelFromChatRenderer(chat, client)(COMPARISONS[0]))
+    assert asyncio.run(model(COMPARISONS[0])) == pytest.approx(expected, abs=1e-6)
+
+
 def builder_of(stories_model, path, **settings):
     return PreferenceModelBuilderFromChatRenderer(
         renderer_name="role_colon",
