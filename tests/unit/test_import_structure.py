@@ -53,8 +53,9 @@ LEAVES = tuple(
 
 
 def _files() -> Iterator[Path]:
-    # rglob does not follow the link to the recipes, which are a layer above the package.
-    yield from (p for p in PACKAGE.rglob("*.py") if "recipes" not in p.relative_to(PACKAGE).parts)
+    # rglob does not follow the links to recipes and tutorials, a layer above the package.
+    above = {"recipes", "tutorials"}
+    yield from (p for p in PACKAGE.rglob("*.py") if not above & {*p.relative_to(PACKAGE).parts})
 
 
 def _module(path: Path) -> str:
@@ -84,6 +85,7 @@ def _graph() -> dict[str, set[str]]:
 
 def test_the_package_imports_neither_recipes_nor_benchmarks():
     forbidden = ("recipes", "tinker_cookbook.recipes", "benchmarks", "tests")
+    forbidden += ("tutorials", "tinker_cookbook.tutorials")
     wrong = {
         (name, used)
         for name, imports in _graph().items()
@@ -141,7 +143,8 @@ def imported(name):
 
 model, folder = sys.argv[1:]
 for path in sorted(pathlib.Path("tinker_cookbook").rglob("*.py")):
-    if not {"recipes", "inside"} & set(path.parts) and path.stem not in ("__main__", "_serve"):
+    above = {"recipes", "tutorials", "inside"} & set(path.parts)
+    if not above and path.stem not in ("__main__", "_serve"):
         imported(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
 from recipes import rl_basic, sl_basic
 

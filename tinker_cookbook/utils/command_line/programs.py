@@ -85,7 +85,8 @@ def is_program(module: str) -> bool:
 
 
 def _programs_in(folder: Path, package: str) -> Iterator[Program]:
-    for file in folder.rglob("*.py"):
+    # In a checkout the tutorials are behind a link, which rglob does not follow.
+    for file in {*folder.rglob("*.py"), *folder.glob("tutorials/*.py")}:
         parts = file.relative_to(folder).with_suffix("").parts
         is_main = parts[-1] == _MAIN
         # The program that prints this list, and second names of programs.

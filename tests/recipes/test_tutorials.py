@@ -1,0 +1,42 @@
+"""Every tutorial runs and gives the numbers that it promises; marimo can read all of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tinker_cookbook.tutorials import CHECKS
+from tinker_cookbook.tutorials.commands import page_of
+from tinker_cookbook.tutorials.notebook import FOLDER, find_tutorial, tutorials
+
+pytestmark = pytest.mark.slow  # 3 to 15 s each
+
+
+@pytest.mark.parametrize("number", [one.number for one in tutorials()])
+def test_a_tutorial_gives_what_it_promises(number, tmp_path):
+    page = page_of(find_tutorial(number), tmp_path)
+    assert [check.line for check in CHECKS if not check.holds] == []
+    assert {check.is_mistake for check in CHECKS} == {True, False}
+    assert f"![The picture of this tutorial]({number}.png)" in page
+    assert (tmp_path / f"{number}.png").stat().st_size > 5000
+    # The last cell says what changes elsewhere.
+    last = page.rpartition("\n## ")[2]
+    assert "GPU" in last.partition("\n")[0]
+    assert "hosted API" in last.partition("\n")[0]
+
+
+def test_marimo_reads_every_tutorial():
+    """Such as no name that two cells define, which marimo refuses."""
+    pytest.importorskip("marimo")
+    command = [sys.executable, "-m", "marimo", "check", *map(str, FOLDER.glob("[0-9]*.py"))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_a_tutorial_is_a_program_of_marimo():
+    pytest.importorskip("marimo")
+    command = [sys.executable, str(FOLDER / "101_hello_tinker.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "answer: Grass is green.   (as expected" in done.stdout, done.stderr[-2000:]
