@@ -103,8 +103,6 @@ def run(
 ) -> Path:
     """Trains a model on a task, or resumes the run in ``log_path``; returns the run's folder.
 
-    In a notebook, which has an event loop: ``await rl.run_async(...)`` with the same arguments.
-
     Args:
         env: A ``ProblemEnv`` subclass or a function; ``env(problem, renderer=renderer)`` returns
             the environment of one episode.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from rich.text import Text
 from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.activity import format_seconds as format_seconds
+from tinker_cookbook.utils.notebooks import CellLine, in_notebook
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,11 +46,6 @@ def get_console() -> SharedConsole:
     return SharedConsole(
         soft_wrap=False, highlight=False, emoji=False, force_jupyter=False, force_terminal=terminal
     )
-
-
-def in_notebook() -> bool:
-    """Returns whether this process is the kernel of a notebook."""
-    return "ipykernel" in sys.modules
 
 
 def print_line(text: str) -> None:
@@ -127,7 +122,7 @@ class ProgressDisplay:
         self._status = f"step {initial_step}/{total_steps}"
         self._printed_at: float | None = None
         self._live: Live | None = None
-        self._cell: Any = None
+        self._cell = CellLine()
         self._activity = activity()
 
     def start(self) -> None:
@@ -163,7 +158,7 @@ class ProgressDisplay:
         if self._live is not None:
             return
         if in_notebook():
-            self._update_cell(f"{status}  {details}".rstrip())
+            self._cell.show(f"{self._description}: {status}  {details}".rstrip())
             return
         now, line = self.clock(), f"{status}  {details}".rstrip()
         # A file with a line for each of many short steps would be hard to read.
@@ -171,16 +166,6 @@ class ProgressDisplay:
         if waited or step >= self.total_steps:
             self._printed_at = now
             self.console.print(f"{self._description}: {line}", markup=False, soft_wrap=True)
-
-    def _update_cell(self, line: str) -> None:
-        """Shows the line in one output of the cell, which is replaced at each update."""
-        from IPython.display import display  # pyright: ignore[reportMissingImports]
-
-        data = {"text/plain": f"{self._description}: {line}"}
-        if self._cell is None:
-            self._cell = display(data, raw=True, display_id=True)
-        else:
-            self._cell.update(data, raw=True)
 
     def _render(self) -> RenderableType:
         width = self.console.width

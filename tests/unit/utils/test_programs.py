@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +19,11 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.weights_paths import FORMS
 from tinker_cookbook.training.commands import continue_command, own_evaluation, repeat_line
 from tinker_cookbook.utils.command_line import completion, entrypoint
-from tinker_cookbook.utils.command_line.entrypoint import config_class_of, run_program
+from tinker_cookbook.utils.command_line.entrypoint import (
+    config_class_of,
+    run_program,
+    run_to_end,
+)
 from tinker_cookbook.utils.command_line.keys import keys_of
 from tinker_cookbook.utils.command_line.programs import (
     Program,
@@ -147,7 +154,8 @@ def test_the_console_command_starts_programs_from_any_folder(tmp_path):
 def test_a_run_names_the_command_that_repeats_it(recorded, program):
     line = repeat_line("logs/run", recorded)
     words = f"-m tinker_cookbook.{program} config=logs/run log_path=logs/run-again"
-    assert (line is None) if program is None else line.endswith(words)
+    assert (line is None) == (program is None)
+    assert line is None or line.endswith(words)
 
 
 def test_bash_completes_programs_and_keys(monkeypatch):
@@ -168,6 +176,35 @@ def test_bash_completes_programs_and_keys(monkeypatch):
         assert done.stdout.strip() == found, done.stderr
     with pytest.raises(ConfigurationError, match="got 'ksh', expected one of bash, zsh, fish"):
         completion.completion("ksh")
+
+
+def test_work_runs_where_a_loop_is_running_and_is_cancelled_by_ctrl_c():
+    seen = []
+
+    async def work(seconds):
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+        return threading.current_thread() is threading.main_thread()
+
+    async def cell_of_a_notebook():
+        assert run_to_end(work(0)) is False
+        with pytest.raises(ZeroDivisionError):
+            run_to_end(asyncio.wait_for(broken(), 1))
+        threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            run_to_end(work(60))
+
+    async def broken():
+        raise ZeroDivisionError
+
+    # asyncio.run would take SIGINT itself, which the kernels of notebooks do not.
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(cell_of_a_notebook())
+    loop.close()
+    assert seen == ["cancelled"]
 
 
 def test_a_closed_pipe_ends_a_program_without_a_traceback(tmp_path):

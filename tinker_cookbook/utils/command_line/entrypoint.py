@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import importlib
 import inspect
 import os
@@ -11,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +27,7 @@ from tinker_cookbook.utils.command_line.programs import (
     with_recipes_of_folder,
 )
 from tinker_cookbook.utils.error_logs import where_raised
+from tinker_cookbook.utils.notebooks import thread_class
 
 __all__ = [
     "config_class_of",
@@ -199,7 +203,47 @@ def config_class_of(main: object) -> type[Any] | None:
 
 
 def run_to_end(work: Awaitable[T]) -> T:
-    """Runs ``work`` in an event loop; a task that calls ``sys.exit(0)`` is an error."""
+    """Runs ``work`` in an event loop, also in a notebook, whose kernel has one that is running.
+
+    A task that calls ``sys.exit(0)`` is an error.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _run_in_new_loop(work)
+    # A loop cannot run inside another one of the same thread.
+    return _run_in_thread(work)
+
+
+def _run_in_thread(work: Awaitable[T]) -> T:
+    task: Future[Callable[[], object]] = Future()
+    done: Future[T] = Future()
+
+    async def cancellable() -> T:
+        current, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert current is not None
+        task.set_result(lambda: loop.call_soon_threadsafe(current.cancel))
+        return await work
+
+    def run() -> None:
+        try:
+            done.set_result(_run_in_new_loop(cancellable()))
+        except BaseException as error:
+            done.set_exception(error)
+
+    # The context has the cell of the notebook that gets the output.
+    thread = thread_class()(target=contextvars.copy_context().run, args=(run,))
+    thread.start()
+    try:
+        return done.result()
+    except KeyboardInterrupt:
+        with contextlib.suppress(RuntimeError):  # its loop has just ended
+            task.result()()
+        thread.join()
+        raise
+
+
+def _run_in_new_loop(work: Awaitable[T]) -> T:
     try:
         return asyncio.run(_finish(work))
     except SystemExit as error:
