@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One worker per core of CI; each takes the next file in the order of tests/conftest.py.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all check docs bench install clean
+.PHONY: demo test test-all check docs site bench install clean
 
 install: $(VENV)/.installed
 
@@ -31,11 +31,18 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# The site, with every link checked, and a copy that opens without a server.
-docs: $(VENV)/.docs
-	DISABLE_MKDOCS_2_WARNING=true NO_MKDOCS_2_WARNING=1 PATH="$(BIN):$$PATH" $(BIN)/mkdocs build --strict
+# The site with executed tutorials (some minutes when they have changed), and a copy that opens without a server.
+docs: $(if $(wildcard tutorials/*.py),build/tutorials) site
 	mkdir -p dist
 	$(BIN)/python -m zipfile -c dist/docs.zip build/site
+
+# The same with the tutorials that build/tutorials has, if any. Checks every link; CI runs this.
+site: $(VENV)/.docs
+	DISABLE_MKDOCS_2_WARNING=true NO_MKDOCS_2_WARNING=1 PATH="$(BIN):$$PATH" $(BIN)/mkdocs build --strict
+
+build/tutorials: $(VENV)/.installed $(wildcard tutorials/*.py)
+	$(BIN)/python -m tinker_cookbook.tutorials render output=$@
+	touch $@
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet -e '.[docs]'

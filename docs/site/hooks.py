@@ -16,16 +16,27 @@ from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 
 REPO = Path(__file__).resolve().parents[2]
+TUTORIALS = REPO / "build" / "tutorials"
 # Pages that a search would find before those that a reader wants, and too long for a model.
 LOGS = ("dev-log.md", "changelog.md", "benchmarks/")
 _pages: dict[str, list[Page]] = {}
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Adds the tutorials that ``make docs`` has executed."""
+    if config.nav and TUTORIALS.is_dir():
+        pages = [f"tutorials/{path.name}" for path in sorted(TUTORIALS.glob("*.md"))]
+        config.nav[0]["Start"].append({"Tutorials": pages})
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds pages of the top folder; their links start at the top folder, too."""
+    """Adds tutorials and pages of the top folder, whose links start at the top folder, too."""
     for name in ("CONTRIBUTING", "CHANGELOG"):
         text = (REPO / f"{name}.md").read_text().replace("](docs/", "](")
         files.append(File.generated(config, f"{name.lower()}.md", content=text))
+    for path in TUTORIALS.glob("*.*"):
+        files.append(File.generated(config, f"tutorials/{path.name}", abs_src_path=str(path)))
     return files
 
 
