@@ -32,7 +32,7 @@ check: install
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # The site with executed tutorials (some minutes when they have changed), and a copy that opens without a server.
-docs: $(if $(wildcard tutorials/*.py),build/tutorials) site
+docs: build/tutorials site
 	mkdir -p dist
 	$(BIN)/python -m zipfile -c dist/docs.zip build/site
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ REPO = Path(__file__).resolve().parents[2]
 TUTORIALS = REPO / "build" / "tutorials"
 # Pages that a search would find before those that a reader wants, and too long for a model.
 LOGS = ("dev-log.md", "changelog.md", "benchmarks/")
+log = logging.getLogger("mkdocs.hooks")
 _pages: dict[str, list[Page]] = {}
 
 
@@ -53,16 +55,18 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Leaves logs out of the search."""
+    """Leaves logs out of the search; a page that does not say for whom it is fails the build."""
     if page.file.src_uri.startswith(LOGS):
         page.meta["search"] = {"exclude": True}
+    elif "tutorials/" not in page.file.src_uri and "For people" not in introduction(markdown):
+        log.warning("%s does not begin with a sentence 'For people …'", page.file.src_uri)
     return markdown
 
 
 def introduction(markdown: str) -> str:
     """Returns the first sentence below the title, without links."""
-    paragraphs = [p for p in markdown.split("\n\n") if re.match(r"[A-Za-z`\[]", p)] or [""]
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraphs[0].split()))
+    paragraphs = [p for p in markdown.split("\n\n") if re.match(r"[A-Za-z`\[*]", p)] or [""]
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraphs[0].strip("*").split()))
     return re.split(r"(?<=\.)\s", text)[0]
 
 
