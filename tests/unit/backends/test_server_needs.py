@@ -1,6 +1,6 @@
 """What a run asks of a server that implements a part of the protocol (about 10 s).
 
-The server has what SkyRL was recorded to have; tests/recipes/test_skyrl.py runs the real one.
+The server has what SkyRL was recorded to have.
 """
 
 from __future__ import annotations
