@@ -1,4 +1,4 @@
-"""103 Async patterns (5 s): submit all requests, then wait; a service computes them together."""
+"""103 Async patterns (2 s): submit all requests, then wait; a service computes them together."""
 
 import marimo
 
@@ -22,7 +22,7 @@ def _(mo):
     gives the result. So the order in which you submit and wait decides how long a program takes: a
     service that gets one request at a time computes one at a time.
 
-    This page asks 32 questions twice: each after the answer to the one before, and all at once.
+    This page asks 30 questions twice: each after the answer to the one before, and all at once.
     """)
     return
 
