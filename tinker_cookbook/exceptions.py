@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import re
-import shlex
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -151,24 +148,8 @@ def some_of(label: str, names: list[str]) -> str:
 def install_command(extra: str) -> str:
     """Returns the ``pip`` command that adds the optional dependencies ``extra`` of this package.
 
-    PyPI has another project under the name ``tinker_cookbook``, so the command names the checkout,
-    or the packages themselves where this one is installed from a wheel.
+    PyPI has another project under the name ``tinker_cookbook``, so the command names the checkout.
     """
     checkout = Path(__file__).parents[1]
-    if (checkout / "pyproject.toml").is_file():
-        return f"pip install -e '{checkout}[{extra}]'"
-    return f"pip install {shlex.join(packages_of(extra))}"
-
-
-def packages_of(extra: str) -> list[str]:
-    """Returns the requirements of an extra, such as ``matplotlib>=3.8``, with those it includes."""
-    found: list[str] = []
-    for line in importlib.metadata.requires("tinker_cookbook") or []:
-        requirement, _, marker = line.partition(";")
-        if f'extra == "{extra}"' not in marker.replace("'", '"'):
-            continue
-        included = re.match(r"tinker_cookbook\[(.*)\]", requirement)
-        names = included[1].split(",") if included else []
-        found += [one for name in names for one in packages_of(name.strip())]
-        found += [] if included else [requirement.strip()]
-    return found
+    where = checkout if (checkout / "pyproject.toml").is_file() else "CHECKOUT"
+    return f"pip install -e '{where}[{extra}]'"

@@ -22,6 +22,7 @@ NOT_RUN = (
     "make install",
     "pip ",
     "tar ",
+    "tinker-cookbook completion",  # tests/unit/utils/test_programs.py
     "python -m venv",
     "export ",
     "mkdir ",

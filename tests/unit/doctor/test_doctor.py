@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import io
 import json
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from tinker_cookbook import exceptions
 from tinker_cookbook.doctor import __main__ as program
 from tinker_cookbook.doctor import parity, report
 from tinker_cookbook.doctor.fits import SHAPES, largest_fits, needs_of
@@ -80,17 +78,3 @@ def test_failures_are_shown_and_end_with_status_1(monkeypatch, capsys):
     assert "no kernel" in text.getvalue()
     assert "would be wrong" in text.getvalue()
     assert max(map(len, text.getvalue().split("\n"))) <= 80
-
-
-def test_an_extra_names_its_packages_where_there_is_no_checkout(monkeypatch):
-    lines = [
-        "matplotlib>=3.8; extra == 'plot'",
-        'pandas>=2.2; python_version > "3" and extra == "plot"',
-        'tinker_cookbook[plot,math]; extra == "rl"',
-        'pebble>=5; extra == "math"',
-        'reasoning-gym; extra == "rl"',
-    ]
-    monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
-    expected = ["matplotlib>=3.8", "pandas>=2.2", "pebble>=5", "reasoning-gym"]
-    assert exceptions.packages_of("rl") == expected
-    assert exceptions.packages_of("none") == []
