@@ -1,0 +1,43 @@
+"""Tasks of the research recipes: rewards against the packages that decide them, and short runs."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+from functools import partial
+
+import pytest
+
+from tinker_cookbook import cli_utils
+from tinker_cookbook.recipes.research.noisy_student import SelfLabelledGroup, Sum, SumEnv
+from tinker_cookbook.rl.types import Trajectory
+from tinker_cookbook.utils.imports import tinker
+
+
+@pytest.mark.slow  # 5 to 10 s each
+@pytest.mark.parametrize("name", ["noisy_student"])
+def test_a_quick_study_writes_its_results_and_is_not_repeated(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli_utils, "EXAMPLES_ROOT", str(tmp_path / "models"))
+    study = importlib.import_module(f"tinker_cookbook.recipes.research.{name}")
+    config = study.Config(quick=True, seeds=[0], log_path=str(tmp_path / "study"))
+    study.main(config)
+    rows = json.loads((tmp_path / "study/results.json").read_text())["rows"]
+    assert len(rows) == 1
+    assert (tmp_path / "study/study.png").exists()
+    capsys.readouterr()
+    study.main(config)
+    assert "1/1" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("labelled", "rewards"), [(True, [0, 0, 0]), (False, [0.5, 0.5, 0])])
+def test_a_sum_without_a_label_is_rewarded_by_the_majority(labelled, rewards):
+    envs = [SumEnv(Sum(3, 4, labelled), None) for _ in range(3)]  # type: ignore[arg-type]
+    own = [env.check_answer(text) for env, text in zip(envs, ("8", "8", "7"), strict=True)]
+    assert own == [False, False, labelled]
+    group = SelfLabelledGroup(partial(SumEnv, Sum(3, 4), None), 3, "no carry", 0.5)  # type: ignore[arg-type]
+    empty = Trajectory([], tinker.ModelInput.empty())
+    found = asyncio.run(group.compute_group_rewards([empty] * 3, envs))
+    assert [reward for reward, _ in found] == rewards
+    if not labelled:
+        assert found[0][1] == {"label_right": 0.0}
