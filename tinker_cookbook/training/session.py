@@ -52,20 +52,14 @@ from tinker_cookbook.run.ml_log import start_logging
 from tinker_cookbook.run.paths import LOG_FILE, METRICS_FILE, local_path
 from tinker_cookbook.run.resume import check_not_passed, newest_saved
 from tinker_cookbook.run.weights import create_training_client
-from tinker_cookbook.training.commands import (
-    continue_command,
-    own_evaluation,
-    plot_command,
-    repeat_line,
-    use_lines,
-)
+from tinker_cookbook.training import commands
 from tinker_cookbook.training.config import TrainingConfig, checkpoint_interval, recorded_renderer
 from tinker_cookbook.training.diagnosis.causes import KEY, Diagnosis, as_text, causes_of
 from tinker_cookbook.training.restarts import server_is_gone, watch_server
 from tinker_cookbook.training.server_needs import ServerCheck
 from tinker_cookbook.training.setting_lines import setting_lines
 from tinker_cookbook.training.tracing import RunTrace
-from tinker_cookbook.utils.activity import activity
+from tinker_cookbook.utils.activity import activity, short_time
 from tinker_cookbook.utils.command_line.entrypoint import program_takes, terminated
 from tinker_cookbook.utils.error_logs import RUN_STOPPED, only_to_file
 from tinker_cookbook.utils.heartbeat import reporting_activity
@@ -396,7 +390,7 @@ class TrainingSession:
 
     def continue_lines(self, error: BaseException) -> list[str]:
         """Returns how to continue after an error or Ctrl-C; empty if that cannot help."""
-        command = continue_command(self.config.log_path)
+        command = commands.continue_command(self.config.log_path)
         interrupted = is_interruption(error)
         gone = server_is_gone(error)
         if command is None or not (self._saved_any or interrupted or gone):
@@ -428,9 +422,9 @@ class TrainingSession:
             lines.append(f"weights      {final.state_path}")
             if final.sampler_path:
                 lines.append(f"for sampling {final.sampler_path}")
-                lines += use_lines(self.config, final.sampler_path)
+                lines += commands.use_lines(self.config, final.sampler_path)
                 tested = self.config.eval_every and (self.evaluators or self.infrequent_evaluators)
-                own = own_evaluation(log_path, final.state_path) if tested else None
+                own = commands.own_evaluation(log_path, final.state_path) if tested else None
                 # The run's own held-out data say more than a benchmark of other questions.
                 lines = [own if own and x.startswith("evaluate ") else x for x in lines]
         listed = load_checkpoints_file(log_path)
@@ -441,17 +435,18 @@ class TrainingSession:
             )
         periodic = [c for c in listed if not c.final and not c.extra.get("best")]
         if seconds is not None and periodic:
+            life = f"{seconds / 86400:.3g} days" if seconds >= 86400 else short_time(seconds)
             lines.append(
                 f"checkpoints  {len(periodic)} more in checkpoints.jsonl, each deleted "
-                f"{seconds / 86400:.3g} days after it was saved (ttl_seconds); the final one stays"
+                f"{life} after it was saved (ttl_seconds); the final one stays"
             )
         causes = causes_of(read_rows(local_path(log_path) / METRICS_FILE), self._config_data)
         lines += [f"why          {cause}" for cause in causes[:3]]
-        command = continue_command(log_path)
+        command = commands.continue_command(log_path)
         if command is not None:
             lines.append(f"continue     {command}")
-        lines += filter(None, [repeat_line(log_path, self._config_data)])
-        return [*lines, f"plot         {plot_command(log_path)}"]
+        lines += filter(None, [commands.repeat_line(log_path, self._config_data)])
+        return [*lines, f"plot         {commands.plot_command(log_path)}"]
 
     def close(self, error: BaseException | None = None) -> None:
         """Closes the log and the backend; reports the ``error`` that ended the run."""
