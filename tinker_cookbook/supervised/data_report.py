@@ -88,6 +88,10 @@ class PartReport:
     """Rows with a trained assistant message without text, thinking or tool call."""
     empty_example: str = ""
     """Place of the first of these rows."""
+    without_question: int = 0
+    """Rows that begin with an answer, after system messages."""
+    without_question_example: str = ""
+    """Place of the first of these rows."""
 
     @property
     def input_tokens(self) -> float:
@@ -143,6 +147,10 @@ class DataReport:
         add("duplicates", f"{same} equal to an earlier one", train.duplicate_example)
         empty = _share(train.empty_answers, train.rows_read)
         add("empty", f"{empty} with an empty answer", train.empty_example)
+        if train.without_question:
+            share = _share(train.without_question, train.rows_read)
+            text = f"{share} without a question before the first answer"
+            add("no question", text, train.without_question_example)
         if test is not None:
             same = f"{self.test_same} of {test.rows_read:,} test prompts are in the training data"
             add("test set", same, self.test_example)
@@ -202,6 +210,9 @@ def _part(data: ChatDataset, max_rows: int, noun: str) -> tuple[PartReport, dict
         if _has_empty_answer(messages, data.builder.train_on_what):
             part.empty_answers += 1
             part.empty_example = part.empty_example or place(row)
+        if next((m["role"] for m in messages if m["role"] != "system"), "") == "assistant":
+            part.without_question += 1
+            part.without_question_example = part.without_question_example or place(row)
     part.rows_read, part.rows_rendered = len(prompts), len(lengths)
     part.length_min, part.length_max = min(lengths), max(lengths)
     part.length_median, part.length_p95 = (float(np.quantile(lengths, q)) for q in (0.5, 0.95))

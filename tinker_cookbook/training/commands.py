@@ -10,6 +10,7 @@ from typing import Any
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.run.config import TYPE_KEY, lost_fields
+from tinker_cookbook.run.paths import CONFIG_HISTORY_FILE, local_path
 from tinker_cookbook.run.weights_paths import resolve_weights
 from tinker_cookbook.utils.command_line.config_file import CONFIG, program_of
 from tinker_cookbook.utils.command_line.entrypoint import program_takes
@@ -33,9 +34,12 @@ def continue_command(log_path: str) -> str | None:
 def repeat_line(log_path: str, recorded: Any) -> str | None:
     """Returns a line with the command that runs a recorded configuration again.
 
-    ``None`` if a file cannot hold it: a script passed data, or classes of its own.
+    ``None`` if one file is not the whole run: its settings changed at a step, or a script passed
+    data, or classes of its own.
     """
     program = program_of(str(recorded.get(TYPE_KEY)))
+    if (local_path(log_path) / CONFIG_HISTORY_FILE).exists():
+        return None
     if program is None or lost_fields(recorded) or '"__main__:' in json.dumps(recorded):
         return None
     again = f"log_path={log_path.rstrip('/')}-again"

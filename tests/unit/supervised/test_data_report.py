@@ -83,6 +83,16 @@ def test_figures_against_a_count_by_hand(tmp_path, tokenizer_folder):
     assert (tmp_path / "data_report.txt").read_text().startswith("data report: 14 training rows")
 
 
+def test_rows_without_a_question_are_counted(tmp_path, tokenizer_folder):
+    rows = [dialogue("a", "b"), [{"role": "system", "content": "s"}, dialogue("a", "b")[1]]]
+    report = make_report(builder(tokenizer_folder, write(tmp_path, rows))()[0], None)
+    assert report is not None
+    line = (
+        f"1 row (50.0%) without a question before the first answer ({tmp_path / 'train.jsonl'}:2)"
+    )
+    assert any(line in text for text in report.lines())
+
+
 def test_a_row_that_cannot_be_rendered_is_named_before_training(tmp_path, tokenizer_folder):
     call = [{"function": {"name": "f", "arguments": "{}"}}]
     rows = [dialogue("a", "b")] * 2

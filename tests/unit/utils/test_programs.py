@@ -151,11 +151,14 @@ def test_the_console_command_starts_programs_from_any_folder(tmp_path):
         ({"_type": "tinker_cookbook.rl.config:Config", "a": {"_not_rebuildable": "<f>"}}, None),
     ],
 )
-def test_a_run_names_the_command_that_repeats_it(recorded, program):
-    line = repeat_line("logs/run", recorded)
-    words = f"-m tinker_cookbook.{program} config=logs/run log_path=logs/run-again"
+def test_a_run_names_the_command_that_repeats_it(tmp_path, recorded, program):
+    line = repeat_line(str(tmp_path), recorded)
+    words = f"-m tinker_cookbook.{program} config={tmp_path} log_path={tmp_path}-again"
     assert (line is None) == (program is None)
     assert line is None or line.endswith(words)
+    # The settings changed at a step, so a file of them is not the whole run.
+    (tmp_path / "config.history.jsonl").touch()
+    assert repeat_line(str(tmp_path), recorded) is None
 
 
 def test_bash_completes_programs_and_keys(monkeypatch):
