@@ -44,6 +44,7 @@ class TokensWithLogprobs:
         prompt_cache_hit_tokens: Prompt tokens read from the prefix cache.
         seed: Seed of the request, if it had one.
         sample: Number of the response in its request; with the seed, it repeats the response.
+        entropies: Entropy of the distribution of each token in nats, if the backend tells it.
     """
 
     tokens: list[int]
@@ -53,6 +54,7 @@ class TokensWithLogprobs:
     prompt_cache_hit_tokens: int = 0
     seed: int | None = None
     sample: int = 0
+    entropies: list[float] | None = None
 
     @property
     def logprobs(self) -> list[float]:
@@ -143,8 +145,13 @@ class _Limited(TokenCompleter):
             return sample
         # Truncate the log-probabilities too: training needs one per token.
         logprobs = None if sample.maybe_logprobs is None else sample.maybe_logprobs[:n]
+        entropies = None if sample.entropies is None else sample.entropies[:n]
         return replace(
-            sample, tokens=sample.tokens[:n], maybe_logprobs=logprobs, stop_reason="length"
+            sample,
+            tokens=sample.tokens[:n],
+            maybe_logprobs=logprobs,
+            stop_reason="length",
+            entropies=entropies,
         )
 
 
@@ -228,6 +235,8 @@ class TinkerTokenCompleter(TokenCompleter):
         response = await self.sampling_client.sample(
             prompt=model_input, num_samples=num_samples, sampling_params=params
         )
+        # Only the bundled engine has them, and only for runs that record them.
+        entropies = getattr(response, "entropies", None) or [None] * len(response.sequences)
         return [
             TokensWithLogprobs(
                 tokens=list(sequence.tokens),
@@ -237,6 +246,7 @@ class TinkerTokenCompleter(TokenCompleter):
                 prompt_cache_hit_tokens=response.prompt_cache_hit_tokens,
                 seed=self.seed,
                 sample=number,
+                entropies=entropies[number],
             )
             for number, sequence in enumerate(response.sequences)
         ]

@@ -31,13 +31,15 @@ MakeReader: TypeAlias = "Callable[[], ImageReader]"
 
 
 class LocalSampleResponse(types.SampleResponse):
-    """The SDK's response with the names of options that changed the sampling.
+    """The SDK's response with what only the bundled engine tells.
 
     ``sampling_adjustments`` has the names of the ``LogitOptions`` in effect, such as
     ``token_mask``. The log-probabilities are the model's own, without these options.
+    ``entropies`` has those of each sequence's tokens if ``Engine.sample_entropies`` is set.
     """
 
     sampling_adjustments: tuple[str, ...] = ()
+    entropies: list[list[float]] | None = None
 
 
 class TokenSequence(NamedTuple):
@@ -161,4 +163,6 @@ def sample_response_of(
         prompt_cache_hit_tokens=samples[0].cached_prompt_tokens,
     )
     response.sampling_adjustments = adjustments
+    if any(sample.entropies for sample in samples):
+        response.entropies = [sample.entropies for sample in samples]
     return response

@@ -144,7 +144,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
                 topk_sample=topk_sample_logprobs,
                 scored=in_one_pass,
             )
-            made.on_token = on_token
+            made.on_token, made.entropy = on_token, self._engine.sample_entropies
             return made
 
         scored = None

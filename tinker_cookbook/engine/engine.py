@@ -115,6 +115,8 @@ class Engine:
         self.external: Any = None
         """A ``VLLMSampler`` that samples instead of the engine's own batch, where it can; scores
         are always its own."""
+        self.sample_entropies = False
+        """Whether samples of the engine's own batch have entropies, which a run's record keeps."""
         self.on_sample_end: Callable[[RequestStats, Future[list[Sample]]], None] | None = None
         """Called on the engine's thread when a sampling request ends; it must return at once."""
         self._memory = MemoryBudget(self.choice.device)

@@ -7,14 +7,20 @@ nothing is loaded before the run starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from tinker_cookbook.backends import SamplingClient, TrainingClient
 from tinker_cookbook.utils.imports import tinker
 
+if TYPE_CHECKING:
+    from tinker_cookbook.record.write import RecordWriter
+
 
 class TrainingClientEvaluator:
     """Evaluates through the training client: losses on held-out data."""
+
+    record: RecordWriter | None = None
+    """The run's record, which a loop gives to the evaluators of its own test set."""
 
     async def __call__(self, training_client: TrainingClient) -> dict[str, float]:
         """Returns metrics of the weights after all operations submitted so far."""

@@ -12,10 +12,10 @@ loss of ``dpo_loss``; both answers of a pair share the forward pass of their pro
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import chz
 import numpy as np
-import numpy.typing as npt
 
 from tinker_cookbook import display
 from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
@@ -34,6 +34,7 @@ from tinker_cookbook.preference.dpo_loss import (
     pair_metrics,
 )
 from tinker_cookbook.preference.reference import reference_client
+from tinker_cookbook.record.examples import write_held_out
 from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.supervised.batch_loop import (
     Batch,
@@ -157,10 +158,6 @@ class Pairs(Objective):
         logprobs = await score_datums(self._reference, data)
         return Batch(data, answer_scores(data, logprobs), {"reference_logprobs": logprobs})
 
-    async def reference_scores(self, data: list[tinker.Datum]) -> npt.NDArray[np.float64]:
-        """Returns the reference's log-probability of each answer [2P]."""
-        return (await self.prepare(0, data)).prepared
-
     def submit(self, client: TrainingClient, batch: Batch) -> Future[tinker.ForwardBackwardOutput]:
         """Queues one pass with autograd on the local engine, two passes on the hosted API."""
         loss = PairObjective(self._loss, batch.data, batch.prepared)
@@ -174,7 +171,10 @@ class Pairs(Objective):
 
     def columns(self, batch: Batch, output: tinker.ForwardBackwardOutput) -> Columns:
         """Returns the pair of each answer, its reward, and the margin of the pair."""
-        logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
+        return self.columns_of(batch, [record["logprobs"] for record in output.loss_fn_outputs])
+
+    def columns_of(self, batch: Batch, logprobs: Sequence[tinker.TensorData]) -> Columns:
+        """Returns the columns of a batch with the policy's log-probabilities."""
         rewards = answer_rewards(self._loss, batch.data, batch.prepared, logprobs)
         numbers = np.arange(len(rewards))
         margins = np.repeat(rewards[::2] - rewards[1::2], 2)
@@ -203,20 +203,23 @@ class PairEvaluator(TrainingClientEvaluator):
                 "may leave no room for answers"
             )
         self._pairs, self._loss, self._data = pairs, loss, data
-        self._reference: npt.NDArray[np.float64] | None = None
+        self._batch: Batch | None = None
 
     async def __call__(self, training_client: TrainingClient) -> dict[str, float]:
         """Scores all pairs."""
         forward = forward_logprobs(training_client, self._data)
-        if self._reference is None:
+        if self._batch is None:
             # The reference is frozen, so score the pairs once per process, while the policy
             # scores them too.
-            scores = self._pairs.reference_scores(self._data)
-            logprobs, self._reference = await asyncio.gather(forward, scores)
+            scored = self._pairs.prepare(0, self._data)
+            logprobs, self._batch = await asyncio.gather(forward, scored)
         else:
             logprobs = await forward
+        if self.record is not None:
+            columns = self._pairs.columns_of(self._batch, logprobs)
+            write_held_out(self.record, "test", self._data, logprobs, columns)
         return {
-            **pair_metrics(self._loss, self._data, self._reference, logprobs, "test/"),
+            **pair_metrics(self._loss, self._data, self._batch.prepared, logprobs, "test/"),
             # Only chosen answers: the margin can grow while both answers become less likely.
             "test/nll": compute_token_nll(logprobs[::2], self._data[::2]),
             "test/num_pairs": float(len(self._data) // 2),

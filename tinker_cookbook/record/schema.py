@@ -34,7 +34,8 @@ def turn_schema() -> pa.Schema:
     import pyarrow as pa  # 0.2 s of CPU
 
     tokens, numbers = pa.list_(pa.int32()), pa.list_(pa.float32())
-    text = pa.string()
+    # Of these no update is computed, so three digits are enough.
+    halves, text = pa.list_(pa.float16()), pa.string()
     return pa.schema(
         [
             # Where the turn is.
@@ -54,13 +55,14 @@ def turn_schema() -> pa.Schema:
             ("images", _images()),
             ("answer", tokens),
             ("logprobs", numbers),
+            ("entropies", halves),
             ("stop_reason", text),
             # How it was trained; null in an evaluation.
             ("datum", pa.int32()),
             ("update_pass", pa.int32()),
             ("optimizer_step", pa.int32()),
             ("trainer_logprobs", numbers),
-            ("reference_logprobs", numbers),
+            ("reference_logprobs", halves),
             ("advantages", numbers),
             ("masked", pa.bool_()),
             # Rewards, metrics and logs of the turn; the last two are JSON objects.

@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tinker_cookbook.record.files import record_file, write_file
 from tinker_cookbook.record.images import ImageFiles
-from tinker_cookbook.record.origin import ORIGIN_KEY
+from tinker_cookbook.record.origin import ORIGIN_KEY, origin_of
 from tinker_cookbook.record.schema import (
     FILE_NAME,
     FOLDER,
@@ -26,6 +28,12 @@ from tinker_cookbook.run.paths import local_path
 if TYPE_CHECKING:
     import pyarrow as pa
     from transformers import PreTrainedTokenizerBase
+
+    from tinker_cookbook.backends import Connection
+
+
+_COUNTED = 4096
+"""Values of a column of which the different ones are counted."""
 
 
 class RecordWriter(BackgroundWriter):
@@ -51,6 +59,13 @@ class RecordWriter(BackgroundWriter):
                 path.unlink()
         for torn in folder.rglob(".*.tmp") if folder.is_dir() else ():
             torn.unlink()  # left by a killed process
+
+    def connect(self, connection: Connection) -> None:
+        """Notes what computes the steps; samples of the bundled engine get their entropies."""
+        self.origin = origin_of(connection)
+        engine: Any = getattr(connection.service, "engine", None)
+        if engine is not None:
+            engine.sample_entropies = self.level == "full"
 
     def start(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Queues the texts of the tokens, which are written once for a run."""
@@ -90,9 +105,34 @@ def write_table(
         ORIGIN_KEY: json.dumps(origin).encode(),
     }
     sink = pa.BufferOutputStream()
-    # Numbers hardly repeat: with dictionaries writing would take three times as long.
-    texts: Any = [one.name for one in table.schema if pa.types.is_string(one.type)]
+    options: Any = {"compression": "zstd", "use_dictionary": _repeating(table)}
     # Statistics of columns would be half of a small file.
-    options = {"compression": "zstd", "write_statistics": False, "use_dictionary": texts}
+    options["write_statistics"] = False
     pq.write_table(table.replace_schema_metadata(metadata), sink, **options)
     write_file(record_file(log_path, step, split), memoryview(sink.getvalue()))
+
+
+def _repeating(table: pa.Table) -> list[str]:
+    """Returns the columns that are smaller as indices into a dictionary of their values."""
+    import pyarrow as pa
+    from pyarrow.compute import call_function  # pc.list_flatten has no type
+
+    found = []
+    for field in table.schema:
+        name, kind, values = field.name, field.type, table[field.name]
+        if pa.types.is_list(kind):
+            name, kind, values = (
+                f"{name}.list.element",
+                kind.value_type,
+                call_function("list_flatten", [values]),
+            )
+        if pa.types.is_string(kind):
+            found.append(name)
+        elif not pa.types.is_nested(kind):
+            # Token ids, weights and advantages often repeat, log-probabilities hardly ever.
+            few = values[:_COUNTED].drop_null().to_numpy(zero_copy_only=False)
+            distinct = len(np.unique(few))
+            index_bits = (distinct - 1).bit_length()
+            if distinct * kind.bit_width < len(few) * (kind.bit_width - index_bits):
+                found.append(name)
+    return found

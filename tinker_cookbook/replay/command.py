@@ -71,6 +71,11 @@ async def compare(settings: ReplaySettings) -> Result:
         what = what or ("episodes" if isinstance(config, Config) else "update")
         if what not in ("episodes", "update", "grading"):
             raise ConfigurationError(f"what: got {what!r}, expected episodes, update or grading")
+        if what == "update" and settings.split != "train":
+            raise ConfigurationError(
+                f"split: got {settings.split}, but what=update repeats a step of training; "
+                "expected train"
+            )
         # Before any weights are loaded or trained.
         rows = _chosen(run, settings)
         if what == "update":

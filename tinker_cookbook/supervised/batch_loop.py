@@ -27,7 +27,11 @@ import chz
 
 from tinker_cookbook.backends import Future, TrainingClient
 from tinker_cookbook.display import TrainingProgress, print_example
-from tinker_cookbook.eval.evaluators import Evaluator, EvaluatorBuilder
+from tinker_cookbook.eval.evaluators import (
+    Evaluator,
+    EvaluatorBuilder,
+    TrainingClientEvaluator,
+)
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.leaves import find_leaf
 from tinker_cookbook.record.examples import example_table
@@ -197,8 +201,12 @@ async def train_batches(
         session.evaluators += session.extra_evaluators
         session.infrequent_evaluators = [b() for b in config.infrequent_evaluator_builders]
         if test_set is not None:
+            held_out = objective.evaluators(test_set)
+            for one in held_out:
+                if isinstance(one, TrainingClientEvaluator):
+                    one.record = session.step_record
             # The held-out loss comes first in the logs.
-            session.evaluators[:0] = objective.evaluators(test_set)
+            session.evaluators[:0] = held_out
         # Callers may pass the data to ``main`` instead of a builder.
         builder, count = config.dataset_builder, config.show_samples
         prompts = builder.held_out_prompts(count) if builder is not None and count else []
@@ -371,7 +379,8 @@ class _Loop:
 
         def make_table() -> pa.Table:
             columns = objective.columns(batch, output)
-            return example_table(batch.data, output, columns, record.images)
+            logprobs = [one.get("logprobs") for one in output.loss_fn_outputs]
+            return example_table(batch.data, logprobs, columns, record.images)
 
         record.write(done.step + 1, "train", make_table)
 

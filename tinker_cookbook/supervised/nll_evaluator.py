@@ -12,6 +12,7 @@ from typing import Any
 from tinker_cookbook.backends import SamplingClient, TrainingClient
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator, TrainingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.record.examples import write_held_out
 from tinker_cookbook.supervised.common import (
     compute_data_bpb,
     compute_token_nll,
@@ -96,6 +97,8 @@ class NLLEvaluator(_HeldOutLoss, TrainingClientEvaluator):
         logprobs: list[Any] = []
         for future in futures:
             logprobs += [record["logprobs"] for record in (await future).loss_fn_outputs]
+        if self.record is not None:
+            write_held_out(self.record, self._name, self._data, logprobs)
         return self.metrics(logprobs)
 
 

@@ -37,7 +37,6 @@ from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataError
 from tinker_cookbook.leaves import find_leaf
-from tinker_cookbook.record.origin import origin_of
 from tinker_cookbook.record.write import RecordWriter
 from tinker_cookbook.run import replaced_run
 from tinker_cookbook.run.best import BestEvaluation
@@ -211,7 +210,7 @@ class TrainingSession:
         self.print(*self.connection.reasons, f"model: {config.model_name}{source}")
         if (url := self.connection.url) is not None:
             activity().place = f"at {url}"
-        self.step_record.origin = origin_of(self.connection)
+        self.step_record.connect(self.connection)
         self._end_watch = watch_server(self.connection)
         service = self.connection.service
         # Before sampling and training: a missing server feature could otherwise fail after many

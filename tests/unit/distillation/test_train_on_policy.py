@@ -148,7 +148,8 @@ def test_every_mode_learns_from_the_teacher(model, other_model, prompts, tmp_pat
             np.concatenate([turn[name] for turn in trained])
             for name in ("logprobs", "reference_logprobs")
         )
-        assert (student - scored).mean() == pytest.approx(row["teacher_kl"], rel=1e-4)
+        # The teacher's are float16.
+        assert (student - scored).mean() == pytest.approx(row["teacher_kl"], rel=5e-3)
 
 
 TARGETS = {"n_teacher_targets": 8, "reward_coef": 0}

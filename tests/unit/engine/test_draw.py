@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.sampling.sample_tokens import BatchSamplingParams, sample_tokens
+from tinker_cookbook.engine.sampling import sample_tokens as module
+from tinker_cookbook.engine.sampling.sample_tokens import (
+    BatchSamplingParams,
+    Exponentials,
+    sample_tokens,
+)
 
 ALMOST_ONE = 1 - 2.0**-53
 
@@ -60,3 +65,20 @@ def test_zero_probability_is_never_sampled(uniform):
     ones, all_tokens = np.ones(3), np.full(3, -1)
     found = sample_tokens(logits, BatchSamplingParams(ones, all_tokens, ones, np.full(3, uniform)))
     assert found.tolist() == [0, 511, 999]
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("vocabulary", [7, 1000, 49152])
+def test_entropies_are_those_of_the_softmax(vocabulary, native, monkeypatch):
+    if not native:
+        monkeypatch.setattr(module, "library", lambda: None)
+    logits = 3 * torch.randn(6, vocabulary, generator=torch.Generator().manual_seed(0))
+    logits[1], logits[2, 3], logits[3, 5:] = 0.0, 300.0, -torch.inf
+    expected = torch.distributions.Categorical(logits=logits.double().clamp(min=-1e9)).entropy()
+    found = Exponentials.of(logits, moments=True)
+    assert found.entropies() == pytest.approx(expected.tolist(), abs=1e-6)
+    # A row does not depend on the others, and what tokens are drawn from stays the same.
+    assert Exponentials.of(logits[4:5], moments=True).entropies() == found.entropies()[4:5]
+    plain = Exponentials.of(logits)
+    assert plain.entropies() is None
+    assert all(torch.equal(getattr(plain, x), getattr(found, x)) for x in ("weights", "sums"))

@@ -41,7 +41,7 @@ ids = [f"{loss.name}-{loss.label_smoothing}" for loss in LOSSES]
 
 def score_answers(client, data):
     """Log-probabilities of the answers, as the objective takes them from its reference."""
-    return asyncio.run(Pairs(PairLoss(), client).reference_scores(data))
+    return asyncio.run(Pairs(PairLoss(), client).prepare(0, data)).prepared
 
 
 @pytest.fixture(scope="module")

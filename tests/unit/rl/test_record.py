@@ -10,18 +10,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tinker
+import torch
 from animal_stories import story_config
 from pyarrow import dataset
 from train_runs import run
+from transformers import AutoModelForCausalLM
 
+from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import DataError, TrainingError
-from tinker_cookbook.record.episodes import turn_table
+from tinker_cookbook.record.episodes import RecordedGroup, TrainedDatum, turn_table
 from tinker_cookbook.record.examples import example_table
 from tinker_cookbook.record.images import ImageFiles, image_file
 from tinker_cookbook.record.read import open_record, whole_prompts
 from tinker_cookbook.record.schema import IMAGE
 from tinker_cookbook.record.vocabulary import token_texts
 from tinker_cookbook.record.write import RecordWriter
+from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
+from tinker_cookbook.supervised.common import datum_from_tokens_weights
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 
@@ -62,19 +67,78 @@ def test_the_record_has_what_was_sampled_and_trained(recorded, stories_model):
             assert turn["advantages"] == pytest.approx([expected] * len(turn["answer"]), abs=1e-6)
 
 
+def test_entropies_are_those_of_the_model(recorded, stories_model):
+    model = AutoModelForCausalLM.from_pretrained(stories_model)
+    table = open_record(recorded[0]).table(0, "eval_test")
+    assert table is not None
+    for turn in table.to_pylist():
+        ids = torch.tensor([[*turn["prompt"], *turn["answer"]]])
+        with torch.no_grad():
+            logits = model(ids).logits[0, len(turn["prompt"]) - 1 : -1]
+        expected = torch.distributions.Categorical(logits=logits).entropy()
+        assert turn["entropies"] == pytest.approx(expected.tolist(), rel=1 / 64, abs=1e-4)
+
+
+def random_episodes(rng, reference) -> pa.Table:
+    """A group of long answers; nothing that an update needs is repeated in an answer."""
+    prompt, length = tinker.ModelInput.from_ints(rng.integers(0, 50_000, 60).tolist()), 400
+    groups, data = [], []
+    for member in range(8):
+        values = rng.normal(size=(5, length)).astype(np.float32)
+        tokens = rng.zipf(1.3, length).clip(max=50_000).tolist()
+        action = TokensWithLogprobs(tokens, values[0].tolist(), entropies=abs(values[1]).tolist())
+        turn = Transition(prompt, action, 1.0, True)
+        groups.append(Trajectory([turn], tinker.ModelInput.empty()))
+        advantages = values[2] if reference else np.full(length, 0.25, np.float32)
+        numbers = advantages, values[3], 0, 0, values[4] if reference else None
+        data.append(TrainedDatum(0, member, [(0, 0)], *numbers))
+    group = TrajectoryGroup(groups, [0.0] * 8, [{}] * 8)
+    return turn_table([RecordedGroup(0, group)], data)
+
+
+def random_examples(rng, reference) -> pa.Table:
+    """Examples of a batch with a given log-probability for each target."""
+    data, columns = [], {}
+    for _ in range(16):
+        tokens = rng.zipf(1.3, 200).clip(max=50_000)
+        data.append(datum_from_tokens_weights(tokens, np.r_[np.zeros(50), np.ones(150)]))
+    numbers = [rng.normal(size=199).astype(np.float32) for _ in data]
+    logprobs = [tinker.TensorData.from_numpy(one) for one in numbers]
+    if reference:
+        columns = {"reference_logprobs": numbers[::-1], "margin": rng.normal(size=16)}
+    return example_table(data, logprobs, columns, ImageFiles())
+
+
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize("make", [random_episodes, random_examples])
+def test_a_token_takes_at_most_16_bytes(tmp_path, make, reference):
+    table = make(np.random.default_rng(0), reference)
+    with RecordWriter(tmp_path) as writer:
+        writer.write(1, "train", lambda: table)
+    parts = pq.read_metadata(tmp_path / "record" / "step_000001.train.parquet").to_dict()
+    size = sum(one["total_byte_size"] for one in parts["row_groups"])
+    tokens = sum(
+        len(ids)
+        for name in ("prompt", "answer", "tokens")
+        if name in table.column_names
+        for ids in table[name].to_pylist()
+    )
+    assert size <= 16 * tokens
+
+
 def test_an_image_is_stored_once(tmp_path):
     chunk = tinker.types.ImageChunk(data=b"pixels", format="png", expected_tokens=3)
     prompt = tinker.ModelInput(chunks=[tinker.EncodedTextChunk(tokens=[1, 2]), chunk])
     datum = tinker.Datum(model_input=prompt, loss_fn_inputs={})
     files = ImageFiles(tmp_path)
-    first, second = example_table([datum, datum], None, {}, files).to_pylist()
+    first, second = example_table([datum, datum], [], {}, files).to_pylist()
     assert first["tokens"] == [1, 2, IMAGE, IMAGE, IMAGE]
     assert first["images"] == second["images"]
     path = image_file(tmp_path, first["images"][0])
     assert path is not None
     assert path.read_bytes() == b"pixels"
     assert [one.name for one in path.parent.iterdir()] == [path.name]
-    (image,) = example_table([datum], None, {}, ImageFiles()).to_pylist()[0]["images"]
+    (image,) = example_table([datum], [], {}, ImageFiles()).to_pylist()[0]["images"]
     assert image_file(tmp_path, image) is None
 
 

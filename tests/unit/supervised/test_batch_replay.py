@@ -45,7 +45,7 @@ class Pairs(SupervisedDataset):
 @chz.chz
 class PairsBuilder(SupervisedDatasetBuilder):
     def __call__(self):
-        return Pairs(), None
+        return Pairs(), Pairs()
 
 
 MAINS = {"supervised": train.main, "dpo": train_dpo.main_async}
@@ -53,13 +53,17 @@ MAINS = {"supervised": train.main, "dpo": train_dpo.main_async}
 
 def config_for(kind, model, folder):
     """A run of four steps with a checkpoint after the second."""
-    config = config_of(model, folder, empty=[2], lr_schedule="linear")
+    config = config_of(model, folder, empty=[2], lr_schedule="linear", test=2, eval_every=4)
     if kind == "supervised":
         return config
     settings = {name: getattr(config, name) for name in ("model_name", "lora_rank", "log_path")}
     settings |= {"backend": "local", "device": "cpu", "dtype": "float32", "save_every": 2}
     return train_dpo.Config(
-        dataset_builder=PairsBuilder(), learning_rate=0.01, show_samples=0, **settings
+        dataset_builder=PairsBuilder(),
+        learning_rate=0.01,
+        show_samples=0,
+        eval_every=4,
+        **settings,
     )
 
 
@@ -91,25 +95,22 @@ def test_an_update_is_repeated(recorded):
         assert len(result.compared) == (6 if kind == "dpo" else 2)
         assert result.also, f"the adapter after step {step}"
     with pytest.raises(
-        ConfigurationError, match="4 recorded steps" if kind == "dpo" else "no token"
+        ConfigurationError, match="5 recorded steps" if kind == "dpo" else "no token"
     ):
         replayed(folder, 5 if kind == "dpo" else 3)
 
 
 def test_the_record_has_the_columns_of_its_loss(recorded):
     kind, folder = recorded
-    for row in read_rows(folder / "metrics.jsonl"):
-        table = open_record(folder).table(row["step"])
+    record, metrics = open_record(folder), read_rows(folder / "metrics.jsonl")
+    for row in metrics[1:]:
+        table = record.table(row["step"])
         if table is None:  # a batch without a token to train on
             assert "num_skipped_batches" in row
             continue
         data = table.to_pylist()
         if kind == "supervised":
-            weights, logprobs = (
-                np.concatenate([one[name] for one in data]) for name in ("weights", "logprobs")
-            )
-            mean = -(weights * logprobs).sum() / weights.sum()
-            assert mean == pytest.approx(row["train_mean_nll"], rel=1e-5)
+            assert mean_loss(data) == pytest.approx(row["train_mean_nll"], rel=1e-5)
             continue
         assert [(one["pair"], one["chosen"]) for one in data][:3] == [
             (0, True),
@@ -122,6 +123,22 @@ def test_the_record_has_the_columns_of_its_loss(recorded):
         answered = np.asarray(first["weights"]) > 0
         difference = np.subtract(first["logprobs"], first["reference_logprobs"])[answered].sum()
         assert first["reward"] == pytest.approx(0.1 * difference, abs=1e-6)
+    for row in (metrics[0], metrics[-1]):
+        held_out = record.table(row["step"], "eval_test")
+        assert held_out is not None
+        data = held_out.to_pylist()
+        scored = data if kind == "supervised" else data[::2]
+        assert mean_loss(scored) == pytest.approx(row["test/nll"], rel=1e-5)
+        if kind == "dpo":
+            margins = [one["margin"] for one in data]
+            assert np.mean(margins) == pytest.approx(row["test/margin"], abs=1e-9)
+
+
+def mean_loss(rows):
+    weights, logprobs = (
+        np.concatenate([one[name] for one in rows]) for name in ("weights", "logprobs")
+    )
+    return -(weights * logprobs).sum() / weights.sum()
 
 
 def test_weights_that_expired_are_trained_again(recorded):

@@ -50,7 +50,7 @@ SHOWN = MARKUP.replace("\u202e", "⟨U+202e⟩")
 def trajectory(tokens, reward):
     turn = Transition(
         tinker.ModelInput.from_ints([1]),
-        TokensWithLogprobs(tokens, [-0.5] * len(tokens), seed=1),
+        TokensWithLogprobs(tokens, [-0.5] * len(tokens), seed=1, entropies=[1.5] * len(tokens)),
         reward,
         True,
         logs={"note": "</script><b>bold</b>"},
@@ -317,7 +317,8 @@ def test_the_server_reads_and_needs_its_key(tmp_path):
     place = {"name": "one", "step": 1, "split": "train"}
     assert len(client.get("/api/episodes", params=place).json()["episodes"]) == 4
     group = client.get("/api/group", params={**place, "group": 0}).json()
-    assert group["members"][1]["turns"][0]["trainer"] == [-0.7]
+    turn = group["members"][1]["turns"][0]
+    assert (turn["trainer"], turn["entropy"]) == ([-0.7], [1.5])
     assert client.get("/api/run", params={"name": "../../etc"}).status_code == 404
     for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval(", "document.write", "://"):
         assert name not in page_html()[0].replace("http://www.w3.org/2000/svg", "")

@@ -39,6 +39,9 @@ class Sample:
     logprobs: list[float] = field(default_factory=list)
     stop_reason: str = "length"
     topk: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    """Entropy of the softmax from which each token came, in nats, at temperature 1 and before all
+    options; only if the request asks for it."""
     cached_prompt_tokens: int = 0
     """Number of prompt tokens found in the prefix cache or shared with another sample."""
 
@@ -73,6 +76,8 @@ class SampleRequest:
     on_token: Callable[[int, Sample], None] | None = None
     """Called on the engine's thread with a sample's index and the sample whenever a token was
     added to it. It must return immediately and must not raise: all running samples wait for it."""
+    entropy: bool = False
+    """Whether the samples get their ``entropies``."""
     future: Future[list[Sample]] = field(default_factory=Future)
     """Pending until the samples are done, so that it can be cancelled at any time."""
 
@@ -145,7 +150,13 @@ class SampledSequence:
         """Length of prompt and sample in tokens."""
         return len(self.request.prompt) + len(self.sample.tokens)
 
-    def add(self, token: int, logprob: float, top: tuple[np.ndarray, np.ndarray] | None) -> bool:
+    def add(
+        self,
+        token: int,
+        logprob: float,
+        top: tuple[np.ndarray, np.ndarray] | None,
+        entropy: float | None = None,
+    ) -> bool:
         """Appends a sampled token; returns whether it was the last."""
         sample, settings, stats = self.sample, self.request.settings, self.request.stats
         sample.tokens.append(token)
@@ -155,6 +166,8 @@ class SampledSequence:
         sample.logprobs.append(logprob)
         if top is not None:
             sample.topk.append(top)
+        if entropy is not None:
+            sample.entropies.append(entropy)
         if self.request.on_token is not None:
             self.request.on_token(self.index, sample)
         strings, decode = settings.stop_strings, self.request.decode

@@ -56,30 +56,48 @@ class BatchSamplingParams:
 class Exponentials:
     """``e^(z - max)`` of logits ``z`` [R, V] in blocks, shared by the normalizer and sampling.
 
-    ``weights`` fp32 [R, blocks, 256], padded with zeros; ``sums`` float64 [R, blocks].
+    ``weights`` fp32 [R, blocks, 256], padded with zeros; ``sums`` float64 [R, blocks]; ``moments``
+    float64 [R]: the sums of ``e^(z - max) * (z - max)``, which only the entropy needs.
     """
 
     top: torch.Tensor
     weights: torch.Tensor
     sums: torch.Tensor
+    moments: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, logits: torch.Tensor) -> Exponentials:
-        """Computes the exponentials of fp32 ``logits`` [R, V]."""
+    def of(cls, logits: torch.Tensor, moments: bool = False) -> Exponentials:
+        """Computes the exponentials of fp32 ``logits`` [R, V], and their ``moments`` if asked."""
         if logits.device.type == "cpu" and library() is not None:
-            return cls(*exponentials(logits, _BLOCK))
+            return cls(*exponentials(logits, _BLOCK, moments))
         top = logits.amax(-1, keepdim=True)
         weights = logits.sub(top)
+        # A masked logit is -inf, whose product with 0 would be NaN.
+        least = weights.clamp(min=_LEAST) if moments else None
         # For masked tokens, or at a low temperature. CPUs need up to 500 times as long for
         # subnormal exponentials in fp32.
         if weights.device.type == "cpu" and weights.amin() < _LEAST:
             weights = torch.threshold_(weights.clamp_(min=_LEAST).exp_(), _LEAST_EXP, 0.0)
         else:
             weights.exp_()
+        products = None if least is None else least.mul_(weights).sum(-1, dtype=torch.float64)
         rest = -weights.shape[-1] % _BLOCK
         weights = F.pad(weights, (0, rest)) if rest else weights  # padding by 0 would copy
         weights = weights.view(len(weights), -1, _BLOCK)
-        return cls(top, weights, weights.sum(-1).double())
+        return cls(top, weights, weights.sum(-1).double(), products)
+
+    def of_rows(self, rows: torch.Tensor) -> Exponentials:
+        """Returns those of some rows, which may repeat."""
+        moments = None if self.moments is None else self.moments[rows]
+        return Exponentials(self.top[rows], self.weights[rows], self.sums[rows], moments)
+
+    def entropies(self) -> list[float] | None:
+        """Returns the entropy of each row's softmax in nats; ``None`` without ``moments``."""
+        if self.moments is None:
+            return None
+        # -sum(p log p) with p = e^(z - max) / total.
+        total = self.sums.sum(-1)
+        return (total.log() - self.moments / total).tolist()
 
 
 def sample_sequences(
@@ -101,12 +119,12 @@ def sample_sequences(
     logits = segments_of(owners).apply(base.unembed_name, hidden[at], base.head.logits_of_parts)
     if hidden.device.type == "mps":  # MPS has no float64
         logits = logits.cpu()
-    known = Exponentials.of(logits)
+    known = Exponentials.of(logits, any(row.request.entropy for row in rows))
     if len(once) < len(rows):
         which = torch.from_numpy(which).to(logits.device)
-        logits = logits[which]
-        known = Exponentials(known.top[which], known.weights[which], known.sums[which])
-    # Reported log-probabilities are at temperature 1 over the whole vocabulary.
+        logits, known = logits[which], known.of_rows(which)
+    # Reported log-probabilities and entropies are at temperature 1 over the whole vocabulary.
+    entropies = known.entropies()
     normalizer = known.top + known.sums.sum(-1, keepdim=True).log().float()
     settings = [row.request.settings for row in rows]
     params = BatchSamplingParams(
@@ -133,7 +151,9 @@ def sample_sequences(
     ended = []
     for i, (row, token) in enumerate(zip(rows, sampled.tolist(), strict=True)):
         k = row.request.topk
-        if _add(row, token, logprobs[i], (top[k][0][i], top[k][1][i]) if k else None):
+        best = (top[k][0][i], top[k][1][i]) if k else None
+        entropy = entropies[i] if entropies is not None and row.request.entropy else None
+        if _add(row, token, logprobs[i], best, entropy):
             ended.append(row)
     return ended
 
@@ -172,7 +192,11 @@ def _sample_adjusted(
 
 
 def _add(
-    row: SampledSequence, token: int, logprob: float, best: tuple[np.ndarray, np.ndarray] | None
+    row: SampledSequence,
+    token: int,
+    logprob: float,
+    best: tuple[np.ndarray, np.ndarray] | None,
+    entropy: float | None,
 ) -> bool:
     """Appends a sampled token; returns whether the row ends or has failed."""
     request = row.request
@@ -184,7 +208,7 @@ def _add(
         return True
     request.sampler.base.sampled_tokens += 1
     try:  # decoding for stop strings, or the callback, may raise
-        return row.add(token, logprob, best)
+        return row.add(token, logprob, best, entropy)
     except Exception as error:
         request.fail(error)
         return True

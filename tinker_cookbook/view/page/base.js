@@ -76,6 +76,7 @@ function link(changes, base = state()) {
   for (const name of Object.keys(next)) if (next[name] === null || next[name] === undefined) delete next[name];
   return "#" + new URLSearchParams(next);
 }
+function anchor(text, changes, base) { return make("a", { href: link(changes, base) }, text); }
 const chosen = new Set();  // runs to compare
 // Filters, axes and colours; the address has those that differ from these.
 const DEFAULTS = { smooth: 0, log: false, all: false, x: "step", filter: "", overlay: "logprob", loss: true, show: "tokens", order: "group", sort: "updated", down: true,

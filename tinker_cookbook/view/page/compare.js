@@ -12,14 +12,14 @@ async function commonProblems(runs, step, split) {
   if (!rows.length) return note("At this step these runs have no problem in common. Evaluations on one test set have.");
   const most = Math.max(1e-9, ...rows.flatMap((row) => row.rewards.map(Math.abs)));
   return [quiet(`${rows.length} problems that these runs have in common, the largest difference first`), table(["end of the prompt", ...runs.map((run) => `#${run.title}`), ""],
-    rows.slice(0, 500).map((row) => [make("div", { class: "preview end wide" }, row.prompt.trim()), ...row.rewards.map((reward) => make("span", { class: "dots" }, chip(reward, most, {}))), make("a", { href: link({ problem: row.key, step, split }) }, "answers")]))];
+    rows.slice(0, 500).map((row) => [make("div", { class: "preview end wide" }, row.prompt.trim()), ...row.rewards.map((reward) => make("span", { class: "dots" }, chip(reward, most, {}))), anchor("answers", { problem: row.key, step, split })]))];
 }
 
 async function problemView(runs, problem) {
   const found = await Promise.all(runs.map((run) => get("problem", { name: run.name, problem })));
   const rows = found.flatMap((one, i) => (one.rows || []).map((row) => ({ ...row, i, tokens: one.tokens })));
   keys = { Escape: [() => { location.hash = link({ problem: null, a: null, b: null }); }, "all problems"] };
-  if (!rows.length) return [note("No step of this run has this problem. ", make("a", { href: link({ problem: null }) }, "back"))];
+  if (!rows.length) return [note("No step of this run has this problem. ", anchor("back", { problem: null }))];
   const most = Math.max(1e-9, ...rows.flatMap((row) => row.rewards.map((reward) => Math.abs(reward) || 0)));
   const key = (row, member) => [row.i, row.step, row.split, row.group, member].join("~");
   // By default the first answers of two runs at the step one comes from, or at their last step in
@@ -38,11 +38,11 @@ async function problemView(runs, problem) {
   }
   const labels = [...lines.keys()];
   const series = [...lines.values()].map((steps, i) => { const own = [...steps.values()]; return { label: labels[i], i, xs: [...steps.keys()], values: own.map((same) => mean(same.flatMap((row) => row.rewards).filter(isNumber))), at: (k) => { location.hash = link({ a: b, b: key(own[k][0], 0) }); } }; });
-  const cells = rows.map((row) => [labels.length > 1 ? legend(labels.indexOf(row.label), runs.length > 1 ? runs[row.i].title : "") : null, make("a", { href: link({ run: runs[row.i].name, tab: "episodes", step: row.step, split: row.split, group: row.group }, {}) }, `${row.step}`), row.split,
+  const cells = rows.map((row) => [labels.length > 1 ? legend(labels.indexOf(row.label), runs.length > 1 ? runs[row.i].title : "") : null, anchor(`${row.step}`, { run: runs[row.i].name, tab: "episodes", step: row.step, split: row.split, group: row.group }, {}), row.split,
     make("span", { class: "dots" }, row.rewards.map((reward, member) => { const here = key(row, member), mark = here === a ? "A " : here === b ? "B " : null; return chip(reward, most, { href: link({ a: b, b: here }), class: mark ? "picked" : null, "aria-label": `compare member ${member} of step ${row.step}` }, mark); })),
     make("div", { class: "preview wide" }, textOf(row.answer, row.tokens))]);
   const listed = table([runs.length > 1 ? "run" : "", "step", "split", "rewards", "first answer"], cells, "stack");
-  return [bar(make("b", {}, "One problem over the steps"), make("a", { href: link({ problem: null, a: null, b: null }) }, "back"), found.map((one) => one.of > one.searched ? quiet(`Only the last ${one.searched} files of the record were searched.`) : null), quiet("A click on a reward compares this answer with the one that was clicked before.")),
+  return [bar(make("b", {}, "One problem over the steps"), anchor("back", { problem: null, a: null, b: null }), found.map((one) => one.of > one.searched ? quiet(`Only the last ${one.searched} files of the record were searched.`) : null), quiet("A click on a reward compares this answer with the one that was clicked before.")),
     pieces(found.find((one) => one.prompt).prompt, found.find((one) => one.prompt).tokens, "tokens prompt"), await twoAnswers(runs, a, b),
     make("div", { class: "charts" }, make("figure", {}, make("figcaption", {}, make("span", {}, "mean reward of this problem")), chart(series, "mean reward of this problem", { x: "step", dots: true }), labels.length > 1 ? make("div", { class: "legends" }, labels.map((label, i) => legend(i, label))) : null)), listed];
 }

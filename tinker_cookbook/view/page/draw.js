@@ -38,7 +38,7 @@ async function redraw() {
     content = await view();
   } catch (error) {
     keys = {};
-    content = [make("header", {}, make("h1", {}, "Runs"), make("nav", {}, make("a", { href: link({ list: "runs" }, {}) }, "All runs"))), make("main", {}, note(String(error.message || error)))];
+    content = [make("header", {}, make("h1", {}, "Runs"), make("nav", {}, anchor("All runs", { list: "runs" }, {}))), make("main", {}, note(String(error.message || error)))];
   }
   if (number !== drawn) return;  // a later call has begun
   const active = document.activeElement, focus = active?.getAttribute("aria-label"), at = active?.selectionStart;

@@ -48,11 +48,11 @@ async function groupsView(run, place, episodes) {
   const different = (read) => ["", ...new Set(episodes.flatMap(read))].map((value) => [value, value || "all"]);
   const prompts = new Map(episodes.filter((one) => one.prompt).map((one) => [one.group, one.prompt]));
   const cells = rows.slice(0, 200).map(({ number, members }) => [
-    [make("a", { href: link({ group: number, ...place, name: null }) }, `${number}`), make("div", { class: "quiet" }, members[0].tags.join(" "))],
+    [anchor(`${number}`, { group: number, ...place, name: null }), make("div", { class: "quiet" }, members[0].tags.join(" "))],
     make("span", { class: "dots" }, members.map((one) => chip(one.reward, most, { href: link({ group: number, step: place.step, split: place.split, member: one.member }), title: `member ${one.member}: ${one.stop}` }))),
     [...new Set(members.map((one) => one.stop))].join(", "), short(Math.round(mean(members.map((one) => one.tokens)))),
     make("div", { class: "preview end" }, (prompts.get(number) || "").slice(-90).trim()), make("div", { class: "preview" }, members[0].text),
-    make("a", { href: link({ problem: members[0].problem, group: null, step: place.step, split: place.split }) }, "over steps")]);
+    anchor("over steps", { problem: members[0].problem, group: null, step: place.step, split: place.split })]);
   const limit = (label, name) => control(label, make("input", { type: "number", step: "any", value: settings[name], oninput: keep(name) }));
   return [bar(search("text", "search whole texts"), choice("stop", "stop", different((one) => one.stop)), different((one) => one.tags).length > 2 ? choice("tag", "tag", different((one) => one.tags)) : null,
     limit("reward ≥", "low"), limit("reward ≤", "high"), choice("order", "order", ["group", "lowest reward", "highest reward", "largest spread"]),
@@ -65,18 +65,18 @@ async function groupView(run, place, number) {
   const go = (next) => () => { if (isNumber(next)) location.hash = link({ group: next, member: null }); };
   keys.ArrowUp = [go(found.before), "the group before"];
   keys.ArrowDown = [go(found.after), "the next group"];
-  if (!members || !members.length) return [note("This step has no such group. ", make("a", { href: link({ group: null }) }, "All groups of the step"))];
+  if (!members || !members.length) return [note("This step has no such group. ", anchor("All groups of the step", { group: null }))];
   const turns = members.flatMap((one) => one.turns);
   const overlays = Object.keys(OVERLAYS).filter((name) => name === "none" || name === "mask" || turns.some((turn) => isNumber(OVERLAYS[name].of(turn, 0))));
   const name = overlays.includes(settings.overlay) ? settings.overlay : overlays[0], overlay = OVERLAYS[name];
   keys.o = [() => set({ overlay: overlays[(overlays.indexOf(name) + 1) % overlays.length] }), "the next colouring"];
   // One outlier leaves the others their colour.
-  const sizes = turns.flatMap((turn) => (turn.advantages || []).filter(Boolean).map(Math.abs)).sort((x, y) => x - y), limit = overlay.limit ?? sizes[Math.floor(0.95 * (sizes.length - 1))] ?? 1;
+  const sizes = turns.flatMap((turn) => (turn.advantage || []).filter(Boolean).map(Math.abs)).sort((x, y) => x - y), limit = overlay.limit ?? sizes[Math.floor(0.95 * (sizes.length - 1))] ?? 1;
   const end = (sign) => name === "mask" ? "" : short(sign * limit), logged = run.config.num_groups_to_log ?? Infinity;
   const ramp = make("i"); ramp.style.background = `linear-gradient(90deg, ${overlay.low ? tint(-1) : "transparent"}, transparent, ${overlay.high ? tint(1) : "transparent"})`;
   const hasMessages = members.some((one) => one.messages);
-  const top = bar(make("b", {}, `group ${number}`), make("a", { href: link({ group: null, member: null }) }, "all groups"), make("a", { href: link({ group: null, member: null, problem: members[0].problem }) }, "over steps"),
-    !run.has.includes("tree") ? null : number < logged ? make("a", { href: link({ tab: "tree", file: treeFile(place) }, { run: run.name }) }, "logs") : quiet(`not in the logs: num_groups_to_log=${logged}`),
+  const top = bar(make("b", {}, `group ${number}`), anchor("all groups", { group: null, member: null }), anchor("over steps", { group: null, member: null, problem: members[0].problem }),
+    !run.has.includes("tree") ? null : number < logged ? anchor("logs", { tab: "tree", file: treeFile(place) }, { run: run.name }) : quiet(`not in the logs: num_groups_to_log=${logged}`),
     hasMessages ? choice("show", "show", ["tokens", "messages"]) : null,
     choice("colour", "overlay", overlays.map((one) => [one, OVERLAYS[one].label])),
     name === "none" ? null : make("span", { class: "legend" }, make("span", { class: overlay.high && overlay.low ? "negative" : null }, overlay.low ? `${overlay.low} ${end(-1)}` : ""), ramp, overlay.high ? `${end(1)} ${overlay.high}` : "0", overlay.text ? `, ${overlay.text}` : null));

@@ -10,7 +10,7 @@ function interval(low, high, score) {
 function evaluationsTable(evaluations) {
   const [box, compare] = chooser(evaluations, "evaluations", (names) => link({ eval: names }, {}));
   const shown = evaluations.filter((one) => matches([one.name, one.model, ...Object.keys(one.tasks)].join(" "), settings.runs));
-  const rows = shown.flatMap((one) => Object.values(one.tasks).map((task, i) => [i ? null : box(one.name), make("a", { href: link({ eval: one.name, task: task.name }, {}) }, i ? "" : one.name, i ? "answers" : null), i ? "" : (one.model || "–").replace(/^.*\/(?=[^/]+\/[^/]+\/)/, "…/"), task.name,
+  const rows = shown.flatMap((one) => Object.values(one.tasks).map((task, i) => [i ? null : box(one.name), anchor([i ? "" : one.name, i ? "answers" : null], { eval: one.name, task: task.name }, {}), i ? "" : (one.model || "–").replace(/^.*\/(?=[^/]+\/[^/]+\/)/, "…/"), task.name,
     ...scoreCells(task), i ? "" : ago(one.updated)]));
   const problems = evaluations.filter((one) => one.problem).map((one) => note(`${one.name}: ${one.problem}`));
   return [bar(search("runs", "filter evaluations"), compare), problems, table(["", "evaluation", "model", "task", "#answers", "#score", "", "95% interval", "#errors", "#cut off", "", "#changed"], rows)];
@@ -42,7 +42,7 @@ async function answersView(evaluation, task) {
   const kinds = { all: () => true, right: (one) => !one.error && one.reward >= 1, wrong: (one) => !one.error && one.reward < 1, "cut off": (one) => one.truncated, errors: (one) => one.error };
   const wanted = all.filter(kinds[settings.kind] || kinds.all).filter((one) => matches(`${one.id} ${one.messages.map((turn) => turn.content).join("\n")}`, settings.text));
   return [bar(search("text", "search whole texts"), choice("show", "kind", Object.keys(kinds)), quiet(`${wanted.length} of ${all.length} answers`)),
-    make("div", { class: "members" }, wanted.slice(0, 100).map((one) => make("section", { class: "episode" }, make("h3", {}, one.id, make("span", {}, one.error ? "error" : `reward ${short(one.reward)}`), one.truncated ? quiet("cut off") : null, evaluation.tasks[task].recorded ? make("a", { href: link({ run: `${evaluation.name}/${task}`, tab: "episodes", step: 0, group: one.group, member: one.sample }, {}) }, "tokens") : null), messages(one.messages), one.error ? note(one.error) : null, facts(one.logs)))),
+    make("div", { class: "members" }, wanted.slice(0, 100).map((one) => make("section", { class: "episode" }, make("h3", {}, one.id, make("span", {}, one.error ? "error" : `reward ${short(one.reward)}`), one.truncated ? quiet("cut off") : null, evaluation.tasks[task].recorded ? anchor("tokens", { run: `${evaluation.name}/${task}`, tab: "episodes", step: 0, group: one.group, member: one.sample }, {}) : null), messages(one.messages), one.error ? note(one.error) : null, facts(one.logs)))),
     first(100, wanted.length)];
 }
 
@@ -61,7 +61,7 @@ async function verdictView(found, task) {
 }
 
 function sweepsTable(sweeps) {
-  return [make("ul", {}, sweeps.map((name) => make("li", {}, make("a", { href: link({ sweep: name }, {}) }, name))))];
+  return [make("ul", {}, sweeps.map((name) => make("li", {}, anchor(name, { sweep: name }, {}))))];
 }
 
 async function sweepView() {
@@ -77,9 +77,9 @@ async function sweepView() {
   const columns = { ...Object.fromEntries(swept.map((key) => [key, [isNumber(rows[0]?.[key]) ? `#${key}` : key, (row) => row[key]]])), value: [`#${metric || "value"}`, (row) => row.value], step: ["#step", (row) => row.step], seconds: ["#time", (row) => row.seconds], state: ["state", (row) => row.state] };
   const cells = sorted(rows, { ...columns, updated: [null, (row) => (lower ? -1 : 1) * row.value] }).map((row) => {
     const state = row.state === "done" ? "finished" : states.get(prefix + row.run) ?? row.state;
-    return [make("a", { href: link({ run: prefix + row.run, tab: "curves" }, {}) }, row.run), ...swept.map((key) => short(row[key])), [row.run === best ? make("b", {}, "best ") : null, short(row.value)], short(row.step), clock(row.seconds / 60), make("span", { class: `badge ${state}` }, state)];
+    return [anchor(row.run, { run: prefix + row.run, tab: "curves" }, {}), ...swept.map((key) => short(row[key])), [row.run === best ? make("b", {}, "best ") : null, short(row.value)], short(row.step), clock(row.seconds / 60), make("span", { class: `badge ${state}` }, state)];
   });
-  return [make("header", {}, make("h1", {}, name), make("nav", {}, make("a", { href: "#list=sweeps" }, "All sweeps"), make("a", { href: link({ run: rows.map((row) => prefix + row.run).filter((one) => states.has(one)).slice(0, 8).join("|"), tab: "curves" }, {}) }, "Curves of its runs"))),
+  return [make("header", {}, make("h1", {}, name), make("nav", {}, make("a", { href: "#list=sweeps" }, "All sweeps"), anchor("Curves of its runs", { run: rows.map((row) => prefix + row.run).filter((one) => states.has(one)).slice(0, 8).join("|"), tab: "curves" }, {}))),
     make("main", {}, problem ? note(problem) : null, caution ? note(caution) : null,
       series.length ? make("div", { class: "charts" }, make("figure", {}, make("figcaption", {}, make("span", {}, `${metric} by ${x}`)), chart(series, `${metric} by ${x}`, { x, logX: wide, dots: true }), series.length > 1 ? make("div", { class: "legends" }, series.map((one) => legend(one.i, one.label))) : null)) : null,
       table(["run", ...sortTitles(columns)], cells))];

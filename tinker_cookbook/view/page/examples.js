@@ -1,9 +1,9 @@
-// The trained examples of supervised runs and of DPO.
+// Examples of supervised runs and of DPO, trained or held out.
 
-/** Trained examples: green has weight, the depth of the colour is the loss of the token. */
+/** Examples: green has weight, the depth of the colour is the loss of the token. */
 function examplesView({ examples, tokens }) {
   const asked = state().datum, limit = 5;
-  return [bar(tick("colour by loss", "loss"), quiet("Bold tokens are trained; the stronger the colour of a token, the less probable it was, up to a log-probability of −5."), quiet(`${examples.length} examples`)),
+  return [bar(tick("colour by loss", "loss"), quiet("Bold tokens count in the loss; the stronger the colour of a token, the less probable it was, up to a log-probability of −5."), quiet(`${examples.length} examples`)),
     make("div", { class: "members two" }, examples.filter((one, i) => i < 200 || String(one.datum) === asked).map((one) => {
       const weights = one.weights || [], logprobs = one.logprobs || [];
       const total = weights.reduce((sum, weight) => sum + Math.abs(weight), 0);

@@ -51,7 +51,7 @@ function runsTable(runs) {
   const shown = sorted(runs.filter((run) => matches([run.name, run.recipe, run.model, run.state, ...run.causes].join(" "), settings.runs)), columns);
   const [box, compare] = chooser(runs, "runs", (names) => link({ run: names, tab: "curves" }, {}));
   const cells = {
-    name: (run) => [make("a", { href: link({ run: run.name, tab: "curves" }, {}) }, run.name === "." ? run.title : run.name)],
+    name: (run) => [anchor(run.name === "." ? run.title : run.name, { run: run.name, tab: "curves" }, {})],
     state: (run) => [make("span", { class: `badge ${run.state}` }, run.state), run.causes.slice(0, 3).map((one) => [" ", make("span", { class: "badge cause" }, `⚠ ${spaced(one)}`)])], model: (run) => run.model ? run.model.split("/").slice(-1)[0] : "–",
     minutes: (run) => clock(run.minutes), cost: (run) => run.cost === null ? "–" : `$${run.cost.toFixed(2)}`, updated: (run) => ago(run.updated), tokens: (run) => run.tokens ? short(run.tokens) : "–",
   };
@@ -63,5 +63,5 @@ function head(title, tab, runs = []) {
   const items = Object.entries(TABS).filter(([name, [, , several, some]]) => runs.length === 1 ? !some || runs[0].has.includes(name) : several).map(([name, [label]]) =>
     make("a", { href: link({ run: state().run ?? runs[0].name, tab: name }, {}), "aria-current": name === tab ? "page" : null }, label));
   return make("header", {}, make("h1", {}, title), runs.length === 1 && runs[0].state && runs[0].step !== null ? [make("span", { class: `badge ${runs[0].state}` }, runs[0].state), quiet([runs[0].recipe, runs[0].model].filter(Boolean).join(" · "))] : null,
-    state().only ? null : make("nav", {}, make("a", { href: link({ list: "runs" }, {}) }, "All runs"), runs.length ? items : null));
+    state().only ? null : make("nav", {}, anchor("All runs", { list: "runs" }, {}), runs.length ? items : null));
 }

@@ -1,10 +1,12 @@
 // Tokens as text with a colour for each, messages, and pictures.
 
+const difference = (a, b) => (turn, i) => turn[a] && turn[b] ? turn[a][i] - turn[b][i] : undefined;
 const OVERLAYS = {
-  logprob: { label: "sampler log-probability", of: (turn, i) => turn.logprobs?.[i], limit: 5, low: "unlikely" },
-  mismatch: { label: "trainer − sampler", of: (turn, i) => turn.trainer && turn.logprobs ? turn.trainer[i] - turn.logprobs[i] : undefined, limit: 0.2, low: "lower", high: "higher" },
-  reference: { label: "sampler − reference or teacher", of: (turn, i) => turn.reference && turn.logprobs ? turn.logprobs[i] - turn.reference[i] : undefined, limit: 3, low: "less likely here", high: "more likely here" },
-  advantage: { label: "advantage", of: (turn, i) => turn.advantages?.[i], low: "pushed down", high: "pushed up", text: "full from the 95th percentile" },
+  logprob: { label: "sampler log-probability", of: (turn, i) => turn.sampler?.[i], limit: 5, low: "unlikely" },
+  mismatch: { label: "trainer − sampler", of: difference("trainer", "sampler"), limit: 0.2, low: "lower", high: "higher" },
+  reference: { label: "sampler − reference or teacher", of: difference("sampler", "reference"), limit: 3, low: "less likely here", high: "more likely here" },
+  advantage: { label: "advantage", of: (turn, i) => turn.advantage?.[i], low: "pushed down", high: "pushed up", text: "full from the 95th percentile" },
+  entropy: { label: "entropy of the sampler", of: (turn, i) => turn.entropy?.[i], limit: 3, high: "nats, unsure" },
   mask: { label: "mask", of: (turn) => turn.datum === null || turn.masked ? 0 : 1, limit: 1.4, high: "trained", text: "others were not" },
   none: { label: "none", of: () => undefined },
 };
@@ -77,7 +79,7 @@ function episode(one, { tokens, pictures }, overlay, limit, same, marked) {
         const value = overlay.of(turn, i);
         if (isNumber(value)) { const share = value / limit; span.style.background = tint(share); if (overlay.high && share < 0) span.className = "negative"; }
         if (turn.masked) span.classList.add("masked");
-        const lines = [["sampler", turn.logprobs?.[i]], ["trainer", turn.trainer?.[i]], ["reference", turn.reference?.[i]], ["advantage", turn.advantages?.[i]]].filter(([, v]) => isNumber(v)).map(([name, v]) => `${name} ${short(v)}`);
+        const lines = ["sampler", "trainer", "reference", "advantage", "entropy"].filter((name) => isNumber(turn[name]?.[i])).map((name) => `${name} ${short(turn[name][i])}`);
         return [`token ${turn.answer[i]}`, ...lines, turn.masked ? "masked: not trained" : turn.datum === null ? "not trained" : `datum ${turn.datum}`].join("\n");
       }),
       facts({ reward: turn.reward, stop: turn.stop, ...turn.metrics, ...turn.logs }));

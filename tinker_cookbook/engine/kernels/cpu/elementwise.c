@@ -164,13 +164,15 @@ static void rotation(const Rotation *c) {
         for (int64_t head = 0; head < c->heads; head++) BY_DTYPE(c->half, rotate, c, token, head);
 }
 
-/* e^(x - top) of rows of logits, in blocks that are padded by zeros, and the sums of the blocks. */
+/* e^(x - top) of rows of logits, in blocks that are padded by zeros, and the sums of the blocks;
+   for the entropy of a row also the sum of its products with x - top. */
 typedef struct {
     int64_t rows, width, block; /* a block: a multiple of LANES */
     const float *logits;        /* [rows, width] */
     float *top;                 /* [rows] */
     float *weights;             /* [rows, blocks, block] */
     double *sums;               /* [rows, blocks] */
+    double *moments;            /* [rows], sums of e^(x - top) * (x - top); may be NULL */
 } Exponentials;
 
 INLINE Floats logits_at(const Exponentials *c, int64_t row, int64_t i) {
@@ -180,28 +182,35 @@ INLINE Floats logits_at(const Exponentials *c, int64_t row, int64_t i) {
     return x;
 }
 
-static void exponentials(const Exponentials *c) {
+INLINE void exponentials_of_row(const Exponentials *c, int64_t row, int with_moments) {
     const int64_t blocks = (c->width + c->block - 1) / c->block;
-#pragma omp for nowait
-    for (int64_t row = 0; row < c->rows; row++) {
-        Floats top = broadcast(-__builtin_inff());
-        for (int64_t i = 0; i < c->width; i += LANES) {
-            const Floats x = logits_at(c, row, i);
-            top = blend(x > top, x, top);
-        }
-        float most = top[0];
-        for (int64_t l = 1; l < LANES; l++) most = top[l] > most ? top[l] : most;
-        c->top[row] = most;
-        for (int64_t b = row * blocks; b < (row + 1) * blocks; b++) {
-            Floats sum = {0};
-            for (int64_t i = 0; i < c->block; i += LANES) {
-                const Floats x = logits_at(c, row, b % blocks * c->block + i) - most;
-                const Floats e = blend(x <= -87.0f, broadcast(0.0f), exp_negative(x));
-                memcpy(c->weights + b * c->block + i, &e, sizeof e);
-                sum += e;
-            }
-            c->sums[b] = 0;
-            for (int64_t l = 0; l < LANES; l++) c->sums[b] += sum[l];
-        }
+    Floats top = broadcast(-__builtin_inff());
+    for (int64_t i = 0; i < c->width; i += LANES) {
+        const Floats x = logits_at(c, row, i);
+        top = blend(x > top, x, top);
     }
+    float most = top[0];
+    for (int64_t l = 1; l < LANES; l++) most = top[l] > most ? top[l] : most;
+    c->top[row] = most;
+    double moment = 0;
+    for (int64_t b = row * blocks; b < (row + 1) * blocks; b++) {
+        Floats sum = {0}, products = {0};
+        for (int64_t i = 0; i < c->block; i += LANES) {
+            const Floats x = logits_at(c, row, b % blocks * c->block + i) - most;
+            const Floats e = blend(x <= -87.0f, broadcast(0.0f), exp_negative(x));
+            memcpy(c->weights + b * c->block + i, &e, sizeof e);
+            sum += e;
+            /* A masked logit is -inf, whose product with 0 would be NaN. */
+            if (with_moments) products += e * blend(x <= -87.0f, broadcast(0.0f), x);
+        }
+        c->sums[b] = sum_of(sum);
+        if (with_moments) moment += sum_of(products);
+    }
+    if (with_moments) c->moments[row] = moment;
+}
+
+static void exponentials(const Exponentials *c) {
+#pragma omp for nowait
+    for (int64_t row = 0; row < c->rows; row++)
+        BY_DTYPE(c->moments != NULL, exponentials_of_row, c, row);
 }

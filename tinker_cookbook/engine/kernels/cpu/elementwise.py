@@ -67,27 +67,30 @@ class CallOfExponentials(KernelCall):
     kernel = 5
     _fields_ = (
         *((name, _int64) for name in ("rows", "width", "block")),
-        *((name, _pointer) for name in ("logits", "top", "weights", "sums")),
+        *((name, _pointer) for name in ("logits", "top", "weights", "sums", "moments")),
     )
 
 
-def exponentials(logits: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+def exponentials(
+    logits: Tensor, block: int, moments: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Computes ``e^(z - top)`` of fp32 ``logits`` [R, V] in blocks.
 
-    Returns ``top`` [R, 1], the weights [R, blocks, block], padded by zeros, and their sums, float64
-    [R, blocks]. torch needs five passes over memory and twice the time.
+    Returns ``top`` [R, 1], the weights [R, blocks, block], padded by zeros, their sums, float64
+    [R, blocks], and if asked for the sums of ``e^(z - top) * (z - top)``, float64 [R]. torch needs
+    five passes over memory and twice the time.
     """
     logits = logits.contiguous()
     (rows, width), blocks = logits.shape, -(-logits.shape[1] // block)
     top, weights = logits.new_empty(rows, 1), logits.new_empty(rows, blocks, block)
     sums = logits.new_empty(rows, blocks, dtype=torch.float64)
+    products = sums.new_empty(rows) if moments else None
     call = CallOfExponentials(rows, width, block)
-    for name, tensor in zip(
-        ("logits", "top", "weights", "sums"), (logits, top, weights, sums), strict=True
-    ):
-        setattr(call, name, tensor.data_ptr())
+    tensors = {"logits": logits, "top": top, "weights": weights, "sums": sums, "moments": products}
+    for name, tensor in tensors.items():
+        setattr(call, name, None if tensor is None else tensor.data_ptr())
     call.run(torch.get_num_threads() if rows > 1 else 1)
-    return top, weights, sums
+    return top, weights, sums, products
 
 
 def _run(call: Any, x: Tensor, /, **tensors: Tensor) -> None:
