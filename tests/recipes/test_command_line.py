@@ -6,10 +6,10 @@ import importlib
 import json
 import os
 import pty
-import subprocess
 import sys
 
 import chz
+import forks
 import pytest
 from recipe_runs import REPO, RecipeRuns, finish
 
@@ -71,8 +71,8 @@ def test_help_is_quick(recipe_runs):
         used = ended.children_user + ended.children_system
         return used - begun.children_user - begun.children_system
 
-    # Processor time, and the best of some: what else runs here is not the recipe's doing.
-    assert min(seconds() for _ in range(4)) < 1.5
+    # Processor time, and the first of some: what else runs here is not the recipe's doing.
+    assert any(seconds() < 1.5 for _ in range(4))
 
 
 # --- keys and values -------------------------------------------------------------------------
@@ -159,13 +159,9 @@ def snapshot(place: RecipeRuns) -> dict[str, bytes]:
 def on_a_terminal(place: RecipeRuns, command: list[str], answer: bytes) -> tuple[int, str]:
     """Runs a command on a terminal of its own and types the answer to its first question."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command,
-        cwd=REPO,
-        env=place.environment(COLUMNS="300"),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+    environment = place.environment(COLUMNS="300")
+    process = forks.Popen(
+        command, cwd=REPO, env=environment, stdin=theirs, stdout=theirs, stderr=theirs
     )
     os.close(theirs)
     seen = b""

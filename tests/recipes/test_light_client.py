@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 
+import forks
 import pytest
 from serving import Serving
 
@@ -62,17 +64,14 @@ def test_the_loop_over_a_server_loads_no_torch(serving, stories_model, tmp_path,
     shared += ["max_steps=2", "save_every=1", "learning_rate=0.01", "lora_rank=4"]
     monkeypatch.setenv("TINKER_API_KEY", serving.key())
     found = {}
-    for name, words in (
-        ("over", [f"backend={serving.url}"]),
-        ("here", ["backend=local", "device=cpu", "dtype=float32"]),
+    fresh = functools.partial(subprocess.run, capture_output=True, text=True)
+    for name, run, words in (
+        ("over", fresh, [f"backend={serving.url}"]),
+        ("here", forks.run, ["backend=local", "device=cpu", "dtype=float32"]),
     ):
         log_path = tmp_path / name
-        done = subprocess.run(
-            [sys.executable, "-c", RUN, *shared, *words, f"log_path={log_path}"],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env=dict(os.environ),
+        done = run(
+            [sys.executable, "-c", RUN, *shared, *words, f"log_path={log_path}"], timeout=300
         )
         assert done.returncode == 0, done.stderr[-2000:]
         loaded, parts = done.stdout.splitlines()[-1].split()
@@ -104,10 +103,8 @@ def test_what_a_server_refuses_ends_a_recipe_with_its_sentence(
     settings = {"model_name": stories_model, "backend": serving.url, "renderer_name": "role_colon"}
     settings |= {"max_steps": 1, "log_path": tmp_path / "run"}
     settings |= {key: value.replace("COPY", str(copy)) for key, value in given.items()}
-    done = subprocess.run(
+    done = forks.run(
         [sys.executable, "-m", "recipes.sl_basic", *(f"{k}={v}" for k, v in settings.items())],
-        capture_output=True,
-        text=True,
         timeout=120,
         env={**os.environ, "TINKER_API_KEY": key or serving.key()},
     )

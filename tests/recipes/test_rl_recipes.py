@@ -32,12 +32,13 @@ MODULES = (
 HEAVY = ("torch", "transformers", "datasets", "tinker", "math_verify", "pebble", "textarena")
 HELP = f"""
 import runpy, sys
-sys.argv = [sys.argv[1], "--help"]
-try:
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-except SystemExit as end:
-    assert end.code == 0, end.code
-print("LOADED", *(name for name in {HEAVY} if name in sys.modules))
+for module in sys.argv[1:]:
+    sys.argv = [module, "--help"]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        assert end.code == 0, end.code
+    print("LOADED", *(name for name in {HEAVY} if name in sys.modules))
 """
 
 
@@ -57,18 +58,17 @@ def common(model, tmp_path) -> list[str]:
 # --- the command line ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_help_lists_the_keys_and_loads_nothing_heavy(module):
+def test_help_lists_the_keys_and_loads_nothing_heavy():
     done = subprocess.run(
-        [sys.executable, "-c", HELP, module], cwd=REPO, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", HELP, *MODULES], cwd=REPO, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    *shown, loaded = done.stdout.splitlines()
-    assert loaded == "LOADED"
-    text = "\n".join(shown)
-    assert text.startswith(f"python -m {module}")
-    for key in ("group_size", "groups_per_batch", "learning_rate", "max_tokens", "log_path"):
-        assert f"\n  {key} " in text, key
+    *texts, end = done.stdout.split("LOADED\n")
+    assert (len(texts), end) == (len(MODULES), ""), end[-300:]
+    for module, text in zip(MODULES, texts, strict=True):
+        assert text.startswith(f"python -m {module}")
+        for key in ("group_size", "groups_per_batch", "learning_rate", "max_tokens", "log_path"):
+            assert f"\n  {key} " in text, (module, key)
 
 
 @pytest.mark.parametrize("recipe", [rl_basic, math_rl, guess_number, twenty_questions])

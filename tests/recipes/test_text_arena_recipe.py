@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 from recipe_runs import REPO, RecipeRuns
 
@@ -28,15 +28,8 @@ OPTIONS = f"""{GAME} batch_size=16 group_size=4 max_steps=6 save_every=3 snapsho
 
 def python(runs: RecipeRuns, module: str, *words: str, keys: str = "") -> str:
     """Runs a program to its end and returns what it prints; ``keys`` is typed."""
-    done = subprocess.run(
-        [sys.executable, "-m", f"{RECIPE}.{module}", *words],
-        cwd=REPO,
-        env=runs.environment(),
-        input=keys,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    command = [sys.executable, "-m", f"{RECIPE}.{module}", *words]
+    done = forks.run(command, cwd=REPO, env=runs.environment(), input=keys, timeout=200)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
     return done.stdout
 

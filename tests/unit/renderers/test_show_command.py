@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import forks
 import pytest
 
 from tinker_cookbook.exceptions import (
@@ -78,10 +79,10 @@ def test_help_loads_nothing_heavy_and_a_run_ends_well(tokenizer_folder, rows):
     assert "template_options" in done.stdout
     command = [sys.executable, "-m", "tinker_cookbook.renderers.show"]
     arguments = [f"model_name={tokenizer_folder('smollm2')}", rows, "renderer_name=smollm2"]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    done = forks.run([*command, *arguments])
     assert (done.returncode, done.stderr) == (0, "")
     assert "renderer    smollm2, asked for" in done.stdout
-    done = subprocess.run([*command, arguments[0], "no.jsonl"], capture_output=True, text=True)
+    done = forks.run([*command, arguments[0], "no.jsonl"])
     assert done.returncode == 1
     assert "DataValidationError: no.jsonl: there is no such file" in done.stderr
     assert "Traceback" not in done.stderr

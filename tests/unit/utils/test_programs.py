@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import forks
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
@@ -42,10 +43,6 @@ LOOPS = [
     "tinker_cookbook.distillation.train_off_policy",
     "tinker_cookbook.distillation.sdft",
 ]
-
-
-def run(*words):
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120)
 
 
 def test_the_listing_has_every_program_with_a_line_of_its_own():
@@ -79,7 +76,7 @@ def test_the_listing_imports_nothing_heavy():
         "runpy.run_module('recipes', run_name='__main__', alter_sys=True);"
         "print('LOADED', *(n for n in ('torch', 'tinker', 'transformers') if n in sys.modules))"
     )
-    done = run("-c", code)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     *_, last = done.stdout.splitlines()
     assert last == "LOADED", done.stderr[-2000:]
     assert "recipes.sl_basic " in done.stdout
@@ -115,10 +112,8 @@ def console(folder, *words):
     code = f"import sys; sys.argv[0] = {str(folder / 'tinker-cookbook')!r};"
     code += "from tinker_cookbook.utils.command_line.console import main; main()"
     path = {"PYTHONPATH": str(REPO)}
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        capture_output=True, text=True, timeout=120, cwd=folder, env={**os.environ, **path},
-    )  # fmt: skip
+    command = [sys.executable, "-c", code, *words]
+    return forks.run(command, timeout=120, cwd=folder, env={**os.environ, **path})
 
 
 def test_the_console_command_starts_programs_from_any_folder(tmp_path):
@@ -263,7 +258,7 @@ def test_a_python_without_the_package_is_told_where_one_is(module):
 
 @pytest.mark.parametrize("module", LOOPS)
 def test_a_loop_without_its_settings_says_what_it_needs(module):
-    done = run("-m", module)
+    done = forks.run([sys.executable, "-m", module])
     assert done.returncode == 1
     assert "model_name" in done.stderr
     assert "Traceback" not in done.stderr
