@@ -1,18 +1,21 @@
 """Renders conversations with the official tinker-cookbook and with this package, and compares.
 
-``python official_renderings.py`` prints what the package on ``PYTHONPATH`` makes of them: the part
+``python official_renderings.py`` writes what the package on ``PYTHONPATH`` makes of them: the part
 ``renderings`` of ``official_cookbook.py`` runs it for both. Tokens and trained tokens count.
+``official_renderings.json`` has digests of what the original makes of them, for tests without it.
 ``official_rendering_exceptions.json`` lists what differs, with a reason for each.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from official_page import Figures
 
 HERE = Path(__file__).resolve().parent
 EXCEPTIONS = HERE / "official_rendering_exceptions.json"
+RECORDED = HERE / "official_renderings.json"
 RENDERERS = {
     "qwen3": "Qwen/Qwen3-8B",
     "qwen3_disable_thinking": "Qwen/Qwen3-8B",
@@ -98,8 +102,9 @@ CONVERSATIONS: dict[str, list[_Message]] = {
 }
 
 
-def render() -> dict[str, dict[str, Any]]:
-    """Returns tokens and weights, or the error, of each conversation by each renderer."""
+def render(hub: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Returns tokens and weights, or the error, of each conversation by each renderer; ``hub`` is a
+    Hub cache with the tokenizers."""
     from transformers import AutoTokenizer
 
     from tinker_cookbook.renderers import ToolCall, get_renderer
@@ -113,7 +118,7 @@ def render() -> dict[str, dict[str, Any]]:
 
     found: dict[str, dict[str, Any]] = {}
     for name, model in RENDERERS.items():
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = AutoTokenizer.from_pretrained(model, cache_dir=hub, local_files_only=True)
         renderer = get_renderer(name, tokenizer)
         found[name] = {}
         for title, plain in CONVERSATIONS.items():
@@ -125,6 +130,7 @@ def render() -> dict[str, dict[str, Any]]:
                 else:
                     tokens = renderer.build_generation_prompt(messages).to_ints()
                     weights = [0.0] * len(tokens)
+                tokens = _with_date(tokens, tokenizer, date.today())
                 text = str(tokenizer.decode(tokens))
                 found[name][title] = {"tokens": tokens, "weights": weights, "text": text}
             except Exception as error:  # each package refuses with errors of its own
@@ -132,35 +138,65 @@ def render() -> dict[str, dict[str, Any]]:
     return found
 
 
-def kind_of(official: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Says how two renderings of one conversation compare."""
-    if "error" in official or "error" in ours:
-        both = "error" in official and "error" in ours
-        return "both refuse" if both else "ours refuses" if "error" in ours else "original refuses"
-    if ours["tokens"] == official["tokens"]:
-        return "equal" if ours["weights"] == official["weights"] else "other weights"
-    return "other tokens" if ours["text"].rstrip() == official["text"].rstrip() else "other text"
+def _with_date(tokens: list[int], tokenizer: Any, today: date) -> list[int]:
+    """Returns the tokens with one date in the place of today's, which the prompt of gpt-oss has."""
+    old, new = (
+        tokenizer.encode(str(day), add_special_tokens=False) for day in (today, date(2026, 1, 1))
+    )
+    for i in range(len(tokens)):
+        if tokens[i : i + len(old)] == old:
+            return [*tokens[:i], *new, *tokens[i + len(old) :]]
+    return tokens
+
+
+def digests(rendered: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """Returns short digests of tokens, weights and text in the place of them."""
+
+    def digest(one: Mapping[str, Any]) -> str:
+        if "error" in one:
+            return "refused"
+        # A line end more or less at the end is no other text.
+        parts = one["tokens"], [*map(float, one["weights"])], one["text"].rstrip()
+        hashes = (hashlib.sha256(json.dumps(part).encode()).hexdigest() for part in parts)
+        return " ".join(one[:8] for one in hashes)
+
+    return {
+        name: {title: digest(one) for title, one in titles.items()}
+        for name, titles in rendered.items()
+    }
+
+
+def kind_of(official: str, ours: str) -> str:
+    """Says how the digests of two renderings of one conversation compare."""
+    if "refused" in (official, ours):
+        if official == ours:
+            return "both refuse"
+        return "ours refuses" if ours == "refused" else "original refuses"
+    tokens, weights, text = (a == b for a, b in zip(official.split(), ours.split(), strict=True))
+    if tokens:
+        return "equal" if weights else "other weights"
+    return "other tokens" if text else "other text"
 
 
 def report_renderings(
-    source: Path, repository: Path, scratch: Path, environment: Mapping[str, str]
+    official: Mapping[str, Any], rendered: Mapping[str, Any]
 ) -> tuple[bool, Figures]:
-    """Prints the comparison; whether each difference has its reason and each reason is needed."""
-    sides = [_rendered_by(side, scratch, environment) for side in (source, repository)]
+    """Prints how what this package has ``rendered`` compares with the digests of the ``official``
+    one; whether each difference has its reason and each reason is needed."""
+    ours = digests(rendered)
     exceptions: dict[str, dict[str, str]] = json.loads(EXCEPTIONS.read_text("utf-8"))
     counts: Counter[str] = Counter()
     good = True
     for name in RENDERERS:
         for title in CONVERSATIONS:
-            official, ours = (side[name][title] for side in sides)
-            kind = kind_of(official, ours)
+            kind = kind_of(official[name][title], ours[name][title])
             counts[kind] += 1
             reason = exceptions.get(name, {}).get(title)
             if kind not in SAME:
                 print(f"{name}, {title}: {kind} ({reason or 'NO REASON'})")
                 if reason is None:
-                    print(f"    original {official.get('error') or repr(official['text'])}")
-                    print(f"    ours     {ours.get('error') or repr(ours['text'])}")
+                    one = rendered[name][title]
+                    print(f"    ours     {one.get('error') or repr(one['text'])}")
             elif reason is not None:
                 print(f"{name}, {title}: {kind}, the exception is no longer needed")
             good &= (kind in SAME) == (reason is None)
@@ -176,7 +212,8 @@ def report_renderings(
     return good, figures
 
 
-def _rendered_by(package: Path, scratch: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+def rendered_by(package: Path, scratch: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what the package of another folder makes of the conversations."""
     target = scratch / "renderings.json"
     env = {**os.environ, **environment, "PYTHONPATH": str(package)}
     command = [sys.executable, str(Path(__file__).resolve()), str(target)]

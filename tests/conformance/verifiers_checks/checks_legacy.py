@@ -118,15 +118,15 @@ async def failures(client, policy) -> None:
 
 
 async def learning(client, policy) -> None:
-    """A run of four steps equals one of two steps that is continued."""
-    for name, steps in (("whole", 4), ("parts", 2), ("parts", 4)):
+    """A run of two steps equals one of a single step that is continued."""
+    for name, steps in (("whole", 2), ("parts", 1), ("parts", 2)):
         verifiers_env.set_vf_env(None)
         config = train.CLIConfig(
             model_name=MODEL, renderer_name="role_colon", vf_env_id="old_letters",
             vf_env_args='{"turns": 2}', log_path=str(FOLDER / name), max_steps=steps,
             behavior_if_log_dir_exists="resume", device="cpu", dtype="float32", group_size=8,
-            groups_per_batch=2, max_tokens=12, learning_rate=3e-3, num_epochs=4, save_every=2,
-            eval_every=2, num_test=2, lora_rank=8,
+            groups_per_batch=2, max_tokens=12, learning_rate=3e-3, num_epochs=4, save_every=1,
+            eval_every=1, num_test=2, lora_rank=8,
         )  # fmt: skip
         await train.main(config)
 
