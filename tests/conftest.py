@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 REPO = Path(__file__).resolve().parent.parent
+_numbers = itertools.count()
 SHARED = Path(os.environ.get("TINKER_COOKBOOK_SHARED", REPO.parent / "shared"))
 
 
@@ -144,7 +146,9 @@ def demo_model() -> str:
 @pytest.fixture(autouse=True)
 def _isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
     """No test writes into the user's own checkpoint root, calls the hosted API or the hub."""
-    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path_factory.mktemp("home")))
+    # Not by mktemp, which lists the folders of all earlier tests to find a new name.
+    home = tmp_path_factory.getbasetemp() / "homes" / str(next(_numbers))
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(home))
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.delenv("TINKER_BASE_URL", raising=False)

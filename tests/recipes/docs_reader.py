@@ -33,7 +33,6 @@ from recipes.search_tool.retrieval import SearchIndex
 from recipes.start import example_data
 from tinker_cookbook.utils.command_line.entrypoint import config_class_of
 
-OFFICIAL_SWEEP = "recipes.chat_sl.sweep"
 RUN = {"device": "cpu", "dtype": "float32", "lora_rank": "4", "max_steps": "1"}
 # Each program gets those that are settings of it, and `max_steps` by its own name.
 SHORT = {
@@ -47,15 +46,11 @@ SPECIAL: dict[str, dict[str, str | None]] = {
     "recipes.tool_use.train": {
         "renderer_name": "qwen3_instruct", "model_name": "tiny", "tiny_steps": "5",
     },
-    # The teacher is the demo model: the prompt is too long for the small one.
-    "recipes.prompt_distillation.create_data": {"renderer_name": None, "model_name": None},
+    "recipes.preference.dpo.train": {"eval_every": "0"},
     "tinker_cookbook.supervised.train": {"renderer_name": None, "max_steps": None},
-    OFFICIAL_SWEEP: {
-        "base.renderer_name": "role_colon", "base.device": "cpu", "base.dtype": "float32",
-    },
     "tinker_cookbook.sweep": {
-        **RUN, "renderer_name": "role_colon", "learning_rate": "1e-4", "batch_size": "2",
-        "lora_rank": "4,8",
+        **RUN, "renderer_name": "role_colon", "learning_rate": "1e-4,3e-4", "batch_size": "2",
+        "lora_rank": "4,8", "log_dir": "sweeps/first",
     },
     "recipes.rubric.debug_env": {"device": "cpu", "max_tokens": "4", "renderer_name": "role_colon"},
     "recipes.rubric.generate_data": {"num_train": "4", "num_test": "2"},
@@ -66,8 +61,6 @@ SPECIAL: dict[str, dict[str, str | None]] = {
         "task.num_pages_min": "1", "task.num_pages_max": "1", "task.page_chars": "40",
     },
 }  # fmt: skip
-# The folder of a run or of a sweep.
-PLACES = {"tinker_cookbook.sweep": "log_dir", OFFICIAL_SWEEP: "sweep_dir"}
 
 
 def known_settings(program: str) -> Container[str]:
@@ -204,14 +197,10 @@ class Reader:
         return text
 
     def sweep(self) -> None:
-        """Runs the sweep whose results an example of the sweeps page reads."""
-        if (self.folder / "sweeps").exists():
-            return
-        (page,) = [c for c in COMMANDS if "log_dir=sweeps/first" in c.words]
-        replaced = ("log_dir=", "learning_rate=", "lora_rank=")
-        words = [word for word in self.words(page) if not word.startswith(replaced)]
-        grid = ["learning_rate=1e-4,3e-4", "lora_rank=4,8", "log_dir=sweeps/first"]
-        self.run([sys.executable, "-m", page.program, *words, *grid])
+        """Runs the sweep whose results an example of the sweeps page reads, if it has not run."""
+        if not (self.folder / "sweeps").exists():
+            page = next(c for c in COMMANDS if c.program == "tinker_cookbook.sweep")
+            self.run([sys.executable, "-m", page.program, *self.words(page)])
 
     def words(self, command: Command) -> list[str]:
         """The words of a command, with values that this machine has."""
@@ -271,13 +260,12 @@ class Reader:
             elif typed[key] == "…":
                 values.setdefault(key, "0.001")
         known = known_settings(command.program)
-        if "model_name" in known and command.program != OFFICIAL_SWEEP:
+        if "model_name" in known:
             values.setdefault("model_name", self.model)
         if typed.get("test_size"):
             values["test_size"] = "2"
-        place = PLACES.get(command.program, "log_path" if "log_path" in known else None)
-        if place is not None:
-            values[place] = str(self.folder / f"run-{self.runs}")
+        if "log_path" in known:
+            values["log_path"] = str(self.folder / f"run-{self.runs}")
         return {name: text for name, text in values.items() if text is not None}
 
     def tool_values(self) -> dict[str, str]:

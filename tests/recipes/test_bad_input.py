@@ -23,7 +23,6 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 pytestmark = pytest.mark.slow
 
-LONG = "num_epochs=4"  # 24 steps: long enough for a disk to fill up in
 REMOTE = ("device=auto", "dtype=auto")
 
 
@@ -261,8 +260,8 @@ def test_two_runs_on_one_log_path(refused, recipe_runs):
 
 @pytest.fixture(scope="module")
 def plenty(recipe_runs):
-    """The rows of a run whose disk was large enough."""
-    assert recipe_runs.run("plenty", "raise", LONG).returncode == 0
+    """The rows of a run of 12 steps whose disk was large enough."""
+    assert recipe_runs.run("plenty").returncode == 0
     return recipe_runs.rows("plenty")
 
 
@@ -285,7 +284,7 @@ def test_a_disk_that_fills_up(recipe_runs, plenty, small_disk, which):
         (small_disk / "log").mkdir()
     else:
         extra = {"TINKER_COOKBOOK_HOME": str(small_disk / "home")}
-    command = recipe_runs.command(name, "raise", LONG)
+    command = recipe_runs.command(name)
     process = recipe_runs.start(command, **extra)
     wait_for(lambda: count_lines(log / "checkpoints.jsonl") >= 1, process)
     fill(small_disk / "filler")
@@ -299,7 +298,7 @@ def test_a_disk_that_fills_up(recipe_runs, plenty, small_disk, which):
     assert 1 < len(rows) < len(plenty)
     assert rows == plenty[: len(rows)]
     (small_disk / "filler").unlink()
-    continued = finish(recipe_runs.start(recipe_runs.command(name, "resume", LONG), **extra))
+    continued = finish(recipe_runs.start(recipe_runs.command(name, "resume"), **extra))
     assert continued.returncode == 0, continued.stderr[-2000:]
     assert recipe_runs.rows(name) == plenty
 

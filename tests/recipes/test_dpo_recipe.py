@@ -14,7 +14,6 @@ from recipes.start import example_data
 pytestmark = pytest.mark.slow
 
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
-CHECKPOINT_LINE = "tinker_cookbook.run.checkpoints:append_row"
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +46,9 @@ def test_it_begins_where_the_definitions_say_and_learns(runs):
     assert end["test/dpo_loss"] < 0.65
 
 
-@pytest.mark.parametrize(
-    ("point", "count", "when"),
-    [
-        pytest.param(OPTIM_STEP, 6, "after", id="between an update and its row"),
-        pytest.param(CHECKPOINT_LINE, 2, "after", id="after a checkpoint"),
-    ],
-)
-def test_killed_and_resumed_equals_never_killed(runs, request, point, count, when):
-    name = request.node.callspec.id.replace(" ", "-")
-    runs.check_killed_and_resumed(name, point, count, when)
+def test_killed_and_resumed_equals_never_killed(runs):
+    """Between an update and its row."""
+    runs.check_killed_and_resumed("killed", OPTIM_STEP, 6, "after")
 
 
 def test_measured_from_a_checkpoint_the_start_is_the_same(runs):

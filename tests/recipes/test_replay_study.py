@@ -1,6 +1,6 @@
 """Recorded runs of recipes, of which random groups are sampled again: all are identical.
 
-Costs about 20 s for each recipe. ``REPLAYS=20`` in the environment repeats the study, whose table
+Costs about 15 s for each recipe. ``REPLAYS=20`` in the environment repeats the study, whose table
 is in ``docs/replay.md``.
 """
 
@@ -20,7 +20,7 @@ from tinker_cookbook.replay.command import ReplaySettings, compare
 
 pytestmark = pytest.mark.slow
 
-REPLAYS = int(os.environ.get("REPLAYS", "5"))
+REPLAYS = int(os.environ.get("REPLAYS", "3"))
 TINY = "model_name=tiny groups_per_batch=4 group_size=4 max_steps=6 save_every=3"
 TOOLS = f"{TINY} renderer_name=qwen3_instruct"
 RUNS = {

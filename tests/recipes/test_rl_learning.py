@@ -64,19 +64,6 @@ def test_a_story_model_learns_to_name_a_dog_or_a_cat(stories_model, tmp_path):
     assert [row["env/all/reward/total"] for row in rows] == found
 
 
-def test_it_does_not_where_rewards_are_drawn_by_lot(stories_model, tmp_path):
-    found = curve(
-        learn(
-            stories_model,
-            tmp_path,
-            {**STORIES, "num_batches": 7, "random_rewards": True},
-            max_tokens=48,
-            learning_rate=2e-3,
-        )
-    )
-    assert max(found) < 0.4, found  # a draw of 128 answers wanders; learning ends at 0.9
-
-
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory) -> str:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.slow
 STORIES = REPO / "tests" / "unit" / "rl"  # where animal_stories.py is
 
 JSON_LOGGER = "tinker_cookbook.run.loggers:append_row"
-STORE_RENAME = "tinker_cookbook.engine.checkpoints.files:replace_folder"
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 QUEUE = "tinker_cookbook.rl.loop.async_source:write_queue"
 RECORD = "tinker_cookbook.record.files:write_atomically"
@@ -31,7 +30,6 @@ KILL_POINTS = [
     pytest.param(GROUP_DONE, 14, "after", id="in the middle of sampling"),
     pytest.param(OPTIM_STEP, 7, "after", id="between two substeps"),
     pytest.param(JSON_LOGGER, 5, "after", id="between a row and its checkpoint"),
-    pytest.param(STORE_RENAME, 2, "after", id="before a line"),
     pytest.param(EVALUATE, 3, "before", id="at the last evaluation"),
     pytest.param(RECORD, 4, "before", id="before a file of the record"),
 ]

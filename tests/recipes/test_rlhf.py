@@ -111,7 +111,6 @@ def test_the_stages_build_on_each_other(runs):
     ("point", "count", "when"),
     [
         pytest.param(OPTIM_STEP, 3, "before", id="in stage 1"),
-        pytest.param(OPTIM_STEP, 6, "after", id="in stage 2"),
         pytest.param(CHECKPOINT_LINE, 4, "after", id="between"),
         pytest.param(OPTIM_STEP, 9, "after", id="in stage 3"),
         pytest.param(MEASURE, 1, "before", id="before the end"),

@@ -74,10 +74,11 @@ def tree_rows(rng: np.random.Generator) -> list:
     return [lay_out(answers + longer), lay_out([rng.integers(0, 9, 77)])]
 
 
-@pytest.mark.slow  # 17 s: torch traces each case
-@pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.slow  # 8 s: torch traces each case
+@pytest.mark.parametrize(
+    ("sinks", "softcap", "window"),
+    [(False, None, None), (False, 2.0, 50), (True, None, 50), (True, 2.0, None)],
+)
 def test_torch_computes_the_sparse_kernel_as_emulated(window, softcap, sinks, monkeypatch):
     """FlexAttention itself, with its own gradients: its eager version has no check but the
     device's."""
@@ -289,7 +290,7 @@ def test_torch_compiles_soft_caps_of_any_value():
         patch.setattr(flex, "_validate_device", lambda *_: None)  # refuses gradients on a CPU
         patch.setattr(attention, "_flex_attention", lambda _: attend)
         for softcap in (2.0, 50.0):
-            for length in (300, 77, 528):
+            for length in (300, 77):
                 rows = [lay_out([np.arange(length)])]
                 heads = torch.randn(length, 2, 16, requires_grad=True)
                 call = AttentionCall(0, heads, heads, heads, 0.25, None, softcap, None)

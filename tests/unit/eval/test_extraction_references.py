@@ -76,14 +76,14 @@ def test_numbers_are_those_of_lm_eval_where_it_finds_the_right_one():
 @pytest.mark.shared
 @pytest.mark.slow
 def test_math_verify_alone_gives_the_same_grades(shared_dir):
-    """50 s: 500 solutions, 500 foreign solutions, 500 answers without a box."""
+    """10 s: 100 of the solutions, as many of other problems, and answers without a box."""
     from math_verify import parse, verify
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     benchmark = REGISTRY["math500"]
     assert isinstance(benchmark, ExampleBenchmark)
     examples = benchmark.examples(BenchmarkConfig(data_path=str(shared_dir / "data")))
-    for example in examples:
+    for example in examples[::5]:
         truth = parse(f"\\boxed{{{example.expected}}}")
         plain = f"Therefore the answer is ${example.expected}$."
         for response in (example.gold, benchmark.foreign_answer(example, examples), plain):

@@ -90,7 +90,7 @@ def test_tokens_equal_the_template(load, case):
     side, default = load(case, split_special_tokens=False), load(case)
     names = default.renderer.codec.control_token_in
 
-    @checked(200)
+    @checked(60)
     @given(messages=case.conversations)
     def check(messages):
         tokens, prompt = side.tokens(messages), side.prompt(messages)
@@ -110,7 +110,7 @@ def test_weights_are_what_follows_the_prompt(load, case):
     side = load(case, split_special_tokens=False)
     stops = set(side.renderer.response_parser()._stops)
 
-    @checked(12)
+    @checked(6)
     @given(messages=case.conversations, answer=case.answers)
     def check(messages, answer):
         end = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=None)
@@ -131,7 +131,7 @@ def test_weights_are_what_follows_the_prompt(load, case):
 def test_parse_gives_the_message_back_in_any_cut(load, case):
     side = load(case)
 
-    @checked(15)
+    @checked(8)
     @given(answer=case.answers, data=st.data())
     def check(answer, data):
         tokens = side.sampled(answer)
@@ -151,7 +151,7 @@ def test_random_tokens_never_raise_and_cut_alike(load, case):
     control = sorted(side.tokenizer.added_tokens_decoder)
     token = st.integers(0, min(len(side.tokenizer) - 1, 60_000)) | st.sampled_from(control)
 
-    @checked(12)
+    @checked(6)
     @given(tokens=st.lists(token, max_size=12), data=st.data())
     def check(tokens, data):
         assert_any_cut(side.renderer, tokens, data)
@@ -196,7 +196,7 @@ def test_split_control_tokens_stay_text(load, case):
     assert {n for n in special if not n.strip("<>/").replace("_", "").isalpha()} <= set(names)
     prefix = [m for m in case.question if m["role"] != "user"]
 
-    @checked(12)
+    @checked(6)
     @given(
         name=st.sampled_from(names),
         around=st.sampled_from(["", "a", " ", "<|", "é", "\ufdd0", "\ufdd0\ufdd1"]),
@@ -219,7 +219,7 @@ def test_extension_property_is_as_said(load, case):
     side = load(case)
     broken = 0
 
-    @checked(30)
+    @checked(20)
     @given(messages=case.conversations, answer=case.answers)
     def check(messages, answer):
         nonlocal broken

@@ -1,7 +1,9 @@
 """Exports random models, and models with published tokenizers, and prints how llama.cpp agrees.
 
 ``test_gguf_llama_cpp.py`` runs it with a Python that has xllamacpp:
-python gguf_cases.py FOLDER models|tokenizers|permutation|stories|chat NAME…
+python gguf_cases.py FOLDER '{"models": [], "tokenizers": ["FOLDER"], …}'
+
+The argument has the functions below that are called, and prints a line for each.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ from tinker_cookbook.weights import _gguf_architectures as architectures
 from tinker_cookbook.weights import _gguf_proof, _llama_cpp
 from tinker_cookbook.weights.gguf import write_gguf, write_lora_gguf
 
+_OTHER_POSITIONS = ("llama3", "llama_linear", "qwen2_yarn")
+
 
 def models(folder: Path, names: list[str]) -> list[dict]:
-    """Merged in float32 and LoRA on a base model in float32, for each architecture."""
+    """Merged in float32, and LoRA on a base model in float32, of which positions are no part."""
     found = []
     for name in names or list(MODELS):
         base = make_model(folder / name, name)
@@ -39,10 +43,9 @@ def models(folder: Path, names: list[str]) -> list[dict]:
         # llama.cpp has no head of a tied model that an adapter could change.
         tied = AutoConfig.from_pretrained(base).tie_word_embeddings
         lora = _checkpoint(folder / name, base, ALL[:-1]) if tied else merged
-        proofs = [
-            write_gguf(merged, folder / f"{name}.gguf", quant="f32"),
-            write_lora_gguf(lora, folder / f"{name}-lora.gguf"),
-        ]
+        proofs = [write_gguf(merged, folder / f"{name}.gguf", quant="f32")]
+        if name not in _OTHER_POSITIONS:
+            proofs.append(write_lora_gguf(lora, folder / f"{name}-lora.gguf"))
         found += [{"model": name, **asdict(c)} for p in proofs for c in p.comparisons]
     return found
 
@@ -120,8 +123,7 @@ def chat(folder: Path, names: list[str]) -> list[dict]:
                 "answer": _llama_cpp._post(server, "/completion", limits)["content"],
             }
         )
-    print("\n" + json.dumps(found), flush=True)
-    os._exit(0)  # the server's threads may never end
+    return found
 
 
 def _checkpoint(folder: Path, base: Path, *more):
@@ -130,5 +132,8 @@ def _checkpoint(folder: Path, base: Path, *more):
 
 
 if __name__ == "__main__":
-    rows = globals()[sys.argv[2]](Path(sys.argv[1]), sys.argv[3:])
-    print("\n" + json.dumps(rows))
+    for name, names in json.loads(sys.argv[2]).items():
+        here = Path(sys.argv[1], name)
+        here.mkdir()
+        print("\n" + json.dumps([name, globals()[name](here, names)]), flush=True)
+    os._exit(0)  # the server's threads may never end
