@@ -38,7 +38,7 @@ docs: build/tutorials site
 
 # The same with the tutorials that build/tutorials has, if any. Checks every link; CI runs this.
 site: $(VENV)/.docs
-	DISABLE_MKDOCS_2_WARNING=true NO_MKDOCS_2_WARNING=1 PATH="$(BIN):$$PATH" $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 PATH="$(BIN):$$PATH" $(BIN)/mkdocs build --strict
 
 build/tutorials: $(VENV)/.installed $(wildcard tutorials/*.py)
 	$(BIN)/python -m tinker_cookbook.tutorials render output=$@
