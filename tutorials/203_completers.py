@@ -190,8 +190,8 @@ async def _(
 @app.cell
 def _(COLOURS, picture, scores):
     figure, axes = picture("", "judge: probability of Yes")
-    for (_name, _scores), _marker in zip(scores.items(), ("o", "s", "x"), strict=True):
-        axes.plot(range(16), _scores, _marker, label=_name, markersize=8)
+    for (_name, _scores), _marker in zip(scores.items(), ("o", "s", "kx"), strict=True):
+        axes.plot(range(16), _scores, _marker, label=_name, markersize=9)
     axes.set_xticks(range(16), list(COLOURS), rotation=60, ha="right")
     axes.set_ylim(-0.05, 1.05)
     axes.legend(loc="center right")
