@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from tinker_cookbook.run.weights import check_weights
 from tinker_cookbook.training.commands import repeat_line
 from tinker_cookbook.training.config import DEFAULT_TTL_SECONDS, BackendSettings, number
 from tinker_cookbook.training.server_needs import Need, ServerCheck
+from tinker_cookbook.utils.command_line.entrypoint import run_to_end
 
 C = TypeVar("C")
 D = TypeVar("D")
@@ -80,7 +80,7 @@ def make_client(config: Any, service: ServiceClient, state_path: str | None) -> 
             config.model_name, rank=config.lora_rank, seed=config.seed
         ).result()
     # A checkpoint of another model or rank fails here, with a clear error.
-    asyncio.run(check_weights(service, state_path, config))
+    run_to_end(check_weights(service, state_path, config))
     return service.create_training_client_from_state_with_optimizer(state_path).result()
 
 
@@ -134,13 +134,13 @@ def run_own_loop(
                 logger.info(connection.describe())
                 # Check before the first step; otherwise a missing feature could fail a later one.
                 check = ServerCheck(connection, settings.model_name)
-                asyncio.run(check.check_model())
+                run_to_end(check.check_model())
                 if last is not None:
-                    last, lines = asyncio.run(newest_saved(connection.service, settings.log_path))
+                    last, lines = run_to_end(newest_saved(connection.service, settings.log_path))
                     check.lines += lines
                 state_path = None if last is None else last.state_path
                 client = make_client(settings, connection.service, state_path)
-                asyncio.run(check.check_needs(client, needs))
+                run_to_end(check.check_needs(client, needs))
                 for line in check.lines:
                     logger.info(line)
                 done = 0 if last is None else last.batch or 0

@@ -6,7 +6,6 @@ line: it adds settings of the data, gives other defaults, and ``build_dataset`` 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from tinker_cookbook.supervised.types import (
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.utils.command_line.entrypoint import run_to_end
 
 C = TypeVar("C", bound=TrainingConfig)
 S = TypeVar("S")
@@ -147,8 +147,8 @@ def local_rows(path: str, split: str, expected: str) -> Iterator[tuple[str, Any]
 
 
 def blocking(main: Callable[[S], Coroutine[Any, Any, None]]) -> Callable[[S], None]:
-    """Returns ``main`` as a plain function, for code without an event loop."""
-    return lambda config: asyncio.run(main(config))
+    """Returns ``main`` as a plain function."""
+    return lambda config: run_to_end(main(config))
 
 
 def blueprint_of(config: C) -> chz.Blueprint[C]:

@@ -19,13 +19,14 @@ from rich.table import Table
 from tinker_cookbook.eval.run.types import BenchmarkResult, StoredTrajectory
 from tinker_cookbook.eval.statistics import PairedComparison
 from tinker_cookbook.utils.activity import activity
+from tinker_cookbook.utils.notebooks import CellLine, in_notebook
 from tinker_cookbook.utils.terminal import format_seconds, get_console
 
 
 class EvalProgress:
     """Progress bar for each task, with the time left and the score so far.
 
-    Without a terminal, prints a line after every tenth of a task.
+    Without a terminal, prints a line after every tenth of a task; in a notebook the line changes.
     """
 
     def __init__(self) -> None:
@@ -57,6 +58,7 @@ class EvalProgress:
         self._name, self._total, self._done = name, total, done
         self._rewards: list[float] = []
         self._errors = 0
+        self._cell = CellLine()
         activity().details["evaluating"] = f"{name} {done}/{total}"
         if done:
             self._console.print(f"{name}: {done} of {total} problems were answered before")
@@ -75,9 +77,12 @@ class EvalProgress:
         if self._errors:
             status += f"  {self._errors} errors"
         self._bars.update(self._task, advance=1, status=status)
+        line = f"{self._name}: {self._done}/{self._total}  {status}"
         tenth = max(1, self._total // 10)
-        if self._lines and (self._done % tenth == 0 or self._done == self._total):
-            self._console.print(f"{self._name}: {self._done}/{self._total}  {status}", markup=False)
+        if in_notebook():
+            self._cell.show(line)
+        elif self._lines and (self._done % tenth == 0 or self._done == self._total):
+            self._console.print(line, markup=False)
 
 
 def result_table(results: Mapping[str, BenchmarkResult]) -> Table:

@@ -50,7 +50,7 @@ from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.training.config import prepared, setting
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
-from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint, run_to_end
 from tinker_cookbook.utils.imports import official_names, tinker
 from tinker_cookbook.utils.model_inputs import score_datums
 from tinker_cookbook.vocabulary import check_same_vocabulary
@@ -111,8 +111,8 @@ class Config(BatchConfig):
 
 
 def main(config: Config) -> None:
-    """Trains, or resumes the run in ``config.log_path``; not inside a running event loop."""
-    asyncio.run(main_async(config))
+    """Trains, or resumes the run in ``config.log_path``."""
+    run_to_end(main_async(config))
 
 
 async def main_async(config: Config) -> None:

@@ -104,7 +104,9 @@ def _running_code(thread: int) -> str | None:
         code = frame.f_code
         if code.co_filename.startswith("<frozen importlib"):
             return None  # an import takes long only once
-        if found is None and not is_library(code.co_filename):
+        # The cell of a notebook is below everything that its loop runs.
+        user = code.co_name != "<module>" and not is_library(code.co_filename)
+        if found is None and user:
             found = f"{code.co_qualname} ({Path(code.co_filename).name}:{frame.f_lineno})"
         if code.co_name == "_run" and code.co_filename.endswith("events.py"):
             return found
