@@ -1,7 +1,7 @@
 """Completion of programs and keys in a shell, for the console command ``tinker-cookbook``.
 
-    tinker-cookbook completion bash > ~/.local/share/bash-completion/completions/tinker-cookbook
-    tinker-cookbook completion zsh > ~/.tinker_completion    # ~/.zshrc: source ~/.tinker_completion
+    tinker-cookbook completion bash > ~/.tinker_completion    # in ~/.bashrc: source that file
+    tinker-cookbook completion zsh > ~/.tinker_completion    # in ~/.zshrc: source that file
     tinker-cookbook completion fish > ~/.config/fish/completions/tinker-cookbook.fish
 
 The script contains all names, because starting Python at each TAB would take a second. Write it
@@ -68,8 +68,8 @@ def completion(shell: str) -> str:
     if shell not in _SCRIPTS:
         raise ConfigurationError(
             f"completion: got {shell!r}, expected one of {', '.join(_SCRIPTS)}, as in: "
-            "tinker-cookbook completion bash > "
-            "~/.local/share/bash-completion/completions/tinker-cookbook"
+            "tinker-cookbook completion bash > ~/.tinker_completion, and in ~/.bashrc: "
+            "source ~/.tinker_completion"
         )
     script, line = _SCRIPTS[shell]
     programs = [*find_programs(recipes_package()), *find_programs(LIBRARY)]
