@@ -320,6 +320,7 @@ def test_the_server_reads_and_needs_its_key(tmp_path):
     turn = group["members"][1]["turns"][0]
     assert (turn["trainer"], turn["entropy"]) == ([-0.7], [1.5])
     assert client.get("/api/run", params={"name": "../../etc"}).status_code == 404
+    assert len(page_html()[0].split("<script>")[1].encode()) < 60_000
     for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval(", "document.write", "://"):
         assert name not in page_html()[0].replace("http://www.w3.org/2000/svg", "")
 
