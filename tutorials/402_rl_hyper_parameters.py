@@ -1,4 +1,4 @@
-"""402 RL hyper-parameters (11 s): the learning rate comes first, and entropy shows a bad one."""
+"""402 RL hyper-parameters (12 s): the learning rate comes first, and entropy shows a bad one."""
 
 import marimo
 
