@@ -18,7 +18,7 @@ from tinker_cookbook.renderers import Message, Renderer, get_renderer, get_text_
 from tinker_cookbook.rl.dataset_utils import EpochCycledRLDataset
 from tinker_cookbook.rl.envs.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
-from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
+from tinker_cookbook.rl.test_evaluator import RLTestSetEvaluator
 from tinker_cookbook.rl.types import (
     Env,
     EnvGroupBuilder,

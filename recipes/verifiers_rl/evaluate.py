@@ -16,7 +16,7 @@ import numpy as np
 from rich.table import Table
 
 from tinker_cookbook.recipes.verifiers_rl.train import VerifiersSettings, dataset_builder
-from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
+from tinker_cookbook.rl.test_evaluator import RLTestSetEvaluator
 from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, TrajectoryGroup
 from tinker_cookbook.sampling_model import (
     SamplingModel,

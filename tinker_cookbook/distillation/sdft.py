@@ -49,7 +49,7 @@ from tinker_cookbook.eval.evaluators import Evaluator
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 from tinker_cookbook.preference.reference import reference_client
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
+from tinker_cookbook.rl.test_evaluator import RLTestSetEvaluator
 from tinker_cookbook.rl.types import RLDataset
 from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective, train_batches
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator

@@ -25,8 +25,8 @@ from tinker_cookbook.exceptions import (
 )
 from tinker_cookbook.renderers import Message, Renderer, TrainOnWhat, get_text_content
 from tinker_cookbook.rl.data_processing import trajectory_to_data
-from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
 from tinker_cookbook.rl.rollouts.group import do_group_rollout
+from tinker_cookbook.rl.trajectory_metrics import compute_trajectory_metrics
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 from tinker_cookbook.supervised.common import datum_from_tokens_weights
 from tinker_cookbook.supervised.conversation_file import ChatDataset, FromConversationFileBuilder

@@ -22,7 +22,7 @@ from tinker_cookbook.official.rl_steps import print_group, train_on_data
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.loop.sources import BatchSource, problem_batches
 from tinker_cookbook.rl.metrics import trained_values
-from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
+from tinker_cookbook.rl.trajectory_metrics import compute_trajectory_metrics
 from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from tinker_cookbook.run.loggers import Logger
 from tinker_cookbook.tokenizer_utils import Tokenizer

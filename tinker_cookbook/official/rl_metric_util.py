@@ -10,8 +10,8 @@ from tinker_cookbook.official.rl_rollout_logging import (
     RolloutSummaryGroup,
     serialize_rollout_summaries_from_groups,
 )
-from tinker_cookbook.rl.report import test_evaluator
-from tinker_cookbook.rl.report.trajectory_metrics import (
+from tinker_cookbook.rl import test_evaluator
+from tinker_cookbook.rl.trajectory_metrics import (
     compute_sampling_client_metrics,
     compute_trajectory_metrics,
 )

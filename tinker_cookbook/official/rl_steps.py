@@ -27,7 +27,7 @@ from tinker_cookbook.rl.data_processing import (
 )
 from tinker_cookbook.rl.loop.adjuster import logprobs_of, submit_loss
 from tinker_cookbook.rl.metrics import compute_kl_sample_train
-from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
+from tinker_cookbook.rl.trajectory_metrics import compute_trajectory_metrics
 from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.utils.cost_estimation import TokenUsage

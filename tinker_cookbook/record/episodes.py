@@ -14,7 +14,6 @@ import numpy.typing as npt
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.record.images import ImageFiles
 from tinker_cookbook.record.schema import IMAGE, turn_schema
-from tinker_cookbook.rl.report.episode_rows import json_text_of
 from tinker_cookbook.rl.rollouts.conversation import messages_json
 from tinker_cookbook.rl.types import (
     Observation,
@@ -23,6 +22,7 @@ from tinker_cookbook.rl.types import (
     TrajectoryGroup,
     Transition,
 )
+from tinker_cookbook.run.jsonl import json_text_of
 from tinker_cookbook.utils.imports import tinker
 from tinker_cookbook.utils.logtree import Trace
 

@@ -25,6 +25,7 @@ from tinker_cookbook.run.paths import write_atomically
 
 Row = dict[str, Any]
 NONFINITE_KEY = "nonfinite"
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def encode_row(row: Mapping[str, Any]) -> bytes:
@@ -42,6 +43,34 @@ def encode_row(row: Mapping[str, Any]) -> bytes:
     text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
     # A lone surrogate cannot be UTF-8, but its backslash form is exactly the JSON escape.
     return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def json_text_of(value: Mapping[str, Any] | list[Mapping[str, Any]]) -> str:
+    """Returns JSON text; NaN and infinity as in :func:`encode_row`."""
+    try:
+        # Much faster than the conversion, which few values need.
+        text = _encode(value)
+        text.encode()  # raises for a lone surrogate, which the conversion escapes
+        return text
+    except (TypeError, ValueError):
+        if isinstance(value, list):
+            return f"[{','.join(map(json_text_of, value))}]"
+        return encode_row(json_value(value)).decode().rstrip()
+
+
+def json_value(value: Any) -> Any:
+    """Returns a value that JSON can hold; what has no JSON form becomes text, never an error."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    tolist = getattr(value, "tolist", None)  # arrays and scalars of numpy and torch
+    try:
+        return tolist() if callable(tolist) else str(value)
+    except (RuntimeError, TypeError, ValueError):
+        return str(value)
 
 
 def append_row(path: str | os.PathLike[str], row: Mapping[str, Any], durable: bool = False) -> None:

@@ -172,8 +172,8 @@ class IterationWindow:
     """Collects spans; may be used by several threads."""
 
     def __init__(self) -> None:
+        # Each use of it is one operation of a list, which other threads cannot divide.
         self.spans: list[SpanRecord] = []
-        self._lock = threading.Lock()
         self._total_time: float | None = None
 
     def record_span(self, name: str, start_time: float, end_time: float) -> None:
@@ -185,13 +185,11 @@ class IterationWindow:
 
     def merge_spans(self, spans: Sequence[SpanRecord]) -> None:
         """Adds spans that were collected elsewhere, for example in a worker process."""
-        with self._lock:
-            self.spans.extend(spans)
+        self.spans.extend(spans)
 
     def take_spans(self) -> list[SpanRecord]:
         """Removes the spans that it has collected, and returns them."""
-        with self._lock:
-            taken, self.spans = self.spans, []
+        taken, self.spans = self.spans, []
         return taken
 
     def finish(self, total_seconds: float) -> None:
@@ -202,7 +200,7 @@ class IterationWindow:
         """Returns ``time/NAME`` in seconds; for a name with several spans ``time/NAME:total``,
         ``:count``, ``:mean`` and ``:max``."""
         by_name: dict[str, list[float]] = {}
-        for span in self._copy():
+        for span in [*self.spans]:
             by_name.setdefault(span.name, []).append(span.seconds)
         metrics: dict[str, float] = {}
         for name, seconds in by_name.items():
@@ -223,7 +221,7 @@ class IterationWindow:
     def get_span_dicts(self) -> list[dict[str, Any]]:
         """Returns the spans for JSON: ``name``, ``duration``, and ``wall_start`` and
         ``wall_end`` in seconds from the first one's start."""
-        spans = self._copy()
+        spans = [*self.spans]
         first = min((span.wall_start for span in spans), default=0.0)
         return [
             {
@@ -257,10 +255,6 @@ class IterationWindow:
         """Writes the spans of a step to the store of the run, if there is one."""
         if store is not None and (spans := self.get_span_dicts()):
             store.write_timing_spans(step, spans)
-
-    def _copy(self) -> list[SpanRecord]:
-        with self._lock:
-            return list(self.spans)
 
 
 def save_gantt_chart_html(window: IterationWindow, step: int, path: Path | str) -> None:

@@ -24,7 +24,6 @@ def make_app(folder: Path, key: str | None = None) -> FastAPI:
     Without one, the host that they ask for must be loopback: a page of another site could give its
     own name this address, and read the answers.
     """
-    runs = data.Runs(folder)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.middleware("http")
@@ -41,13 +40,7 @@ def make_app(folder: Path, key: str | None = None) -> FastAPI:
             answer.set_cookie("view_key", key, httponly=True, samesite="strict")
         return answer
 
-    def found(make: Callable[[], Any]) -> Response:
-        try:
-            return Response(as_json(make()), media_type="application/json")
-        except (NotFoundError, FileNotFoundError):
-            raise HTTPException(404, "This folder has no such run (any more).") from None
-        except Exception as error:  # a damaged file, or one of another program
-            raise HTTPException(422, reason(error)) from error
+    parts = _parts(data.Runs(folder))
 
     # Plain functions run in threads, so that a large file does not hold up other requests.
     @app.get("/")
@@ -55,48 +48,38 @@ def make_app(folder: Path, key: str | None = None) -> FastAPI:
         html, policy = page_html()
         return HTMLResponse(html, headers={"Content-Security-Policy": policy})
 
-    @app.get("/api/runs")
-    def list_runs() -> Response:
-        return found(runs.list)
-
-    @app.get("/api/run")
-    def run(name: str) -> Response:
-        return found(lambda: runs.run(name))
-
-    @app.get("/api/episodes")
-    def list_episodes(name: str, step: int, split: str) -> Response:
-        return found(lambda: episodes.episodes(runs.path_of(name), step, split))
-
-    @app.get("/api/search")
-    def search(name: str, step: int, split: str, text: str) -> Response:
-        return found(lambda: episodes.search(runs.path_of(name), step, split, text))
-
-    @app.get("/api/group")
-    def group(name: str, step: int, split: str, group: int) -> Response:
-        return found(lambda: episodes.group(runs.path_of(name), step, split, group))
-
-    @app.get("/api/problem")
-    def problem(name: str, problem: str) -> Response:
-        return found(lambda: episodes.problem(runs.path_of(name), problem))
-
-    @app.get("/api/sweep")
-    def sweep(name: str) -> Response:
-        return found(lambda: evaluations.sweep(runs.path_of(name)))
-
-    @app.get("/api/answers")
-    def answers(name: str, task: str) -> Response:
-        return found(lambda: evaluations.answers(runs.path_of(f"{name}/{task}")))
-
-    @app.get("/api/verdicts")
-    def verdicts(a: str, b: str) -> Response:
-        return found(lambda: evaluations.verdicts(runs.path_of(a), runs.path_of(b)))
-
-    @app.get("/api/timing")
-    def timing(name: str, step: int | None = None) -> Response:
-        return found(lambda: files.timing(runs.path_of(name), step))
-
-    @app.get("/api/tree")
-    def tree(name: str, file: str | None = None) -> Response:
-        return found(lambda: files.tree(runs.path_of(name), file))
+    @app.get("/api/{part}")
+    def answer(part: str, request: Request) -> Response:
+        if part not in parts:
+            raise HTTPException(404, f"{part}: expected one of {', '.join(parts)}")
+        given = {name: text for name, text in request.query_params.items() if name != "key"}
+        try:
+            return Response(as_json(parts[part](**given)), media_type="application/json")
+        except (NotFoundError, FileNotFoundError):
+            raise HTTPException(404, "This folder has no such run (any more).") from None
+        except Exception as error:  # a damaged file, or one of another program
+            raise HTTPException(422, reason(error)) from error
 
     return app
+
+
+def _parts(runs: data.Runs) -> dict[str, Callable[..., Any]]:
+    """Returns what the page asks for by name; its parameters are texts of the address."""
+    path = runs.path_of
+
+    def at(name: str, step: str, split: str) -> tuple[Path, int, str]:
+        return path(name), int(step), split
+
+    return {
+        "runs": runs.list,
+        "run": runs.run,
+        "episodes": lambda **place: episodes.episodes(*at(**place)),
+        "search": lambda text, **place: episodes.search(*at(**place), text),
+        "group": lambda group, **place: episodes.group(*at(**place), int(group)),
+        "problem": lambda name, problem: episodes.problem(path(name), problem),
+        "sweep": lambda name: evaluations.sweep(path(name)),
+        "answers": lambda name, task: evaluations.answers(path(f"{name}/{task}")),
+        "verdicts": lambda a, b: evaluations.verdicts(path(a), path(b)),
+        "timing": lambda name, step=None: files.timing(path(name), step and int(step)),
+        "tree": lambda name, file=None: files.tree(path(name), file),
+    }

@@ -8,12 +8,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,7 +26,6 @@ from tinker_cookbook.run.scan import RunFolder, find_run_folders, read_run_folde
 from tinker_cookbook.training.diagnosis.causes import causes_of
 from tinker_cookbook.view import evaluations
 from tinker_cookbook.view.evidence import add_evidence
-from tinker_cookbook.view.explain import checked, explained
 from tinker_cookbook.view.files import has_files
 from tinker_cookbook.view.guard import NotFoundError, attempt, reason
 
@@ -39,6 +37,7 @@ _KEPT_RUNS = 8
 """Runs whose rows stay in memory, because a page asks for them every few seconds."""
 
 Series = dict[str, list[Any]]
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -47,7 +46,7 @@ class Runs:
 
     folder: Path
     _rows: dict[Path, tuple[Any, dict[str, Any]]] = field(default_factory=dict)
-    _read: OrderedDict[Path, tuple[Any, RunFolder]] = field(default_factory=OrderedDict)
+    _read: dict[Path, tuple[Any, RunFolder]] = field(default_factory=dict)
     _found: tuple[float, tuple[Sequence[Path], ...]] = (0.0, ())
     """Folders of the last search, and until when they are not searched again."""
 
@@ -90,8 +89,8 @@ class Runs:
                 str(step): splits
                 for step, splits in attempt("record", record.steps, {}, problems).items()
             },
-            "causes": [explained(one, metrics) for one in self._causes(run, problems)],
-            "checked": checked(run.rows, run.config),
+            "causes": self._causes(run, problems),
+            "checked": checked(run),
             "has": has_files(run.path),
             "error": run.error,
         }
@@ -131,22 +130,26 @@ class Runs:
         return found
 
     def _row_of(self, path: Path) -> dict[str, Any]:
-        # A page asks every few seconds, so a run is read again only if a file of it changed.
-        stamp, known = _stamp(path), self._rows.get(path)
-        if known is None or known[0] != stamp:
-            known = stamp, _list_row(self._run(path), self.name_of(path))
-            self._rows[path] = known
-        return known[1]
+        return _kept(self._rows, path, lambda: _list_row(self._run(path), self.name_of(path)))
 
     def _run(self, path: Path) -> RunFolder:
-        stamp, known = _stamp(path), self._read.pop(path, None)
-        if known is None or known[0] != stamp:
+        def read() -> RunFolder:
             run = read_run_folder(path)
-            known = stamp, dataclasses.replace(run, rows=[*map(_usable, run.rows)])
-        self._read[path] = known
+            return dataclasses.replace(run, rows=[*map(_usable, run.rows)])
+
+        run = _kept(self._read, path, read)
         if len(self._read) > _KEPT_RUNS:
-            self._read.popitem(last=False)
-        return known[1]
+            self._read.pop(next(iter(self._read)), None)
+        return run
+
+
+def _kept(known: dict[Path, tuple[Any, _T]], path: Path, make: Callable[[], _T]) -> _T:
+    """Returns what is known of a run; makes it anew, as the last, if a file of it has changed."""
+    stamp, found = _stamp(path), known.pop(path, None)
+    if found is None or found[0] != stamp:
+        found = stamp, make()
+    known[path] = found
+    return found[1]
 
 
 def _stamp(path: Path) -> tuple[Any, ...]:
@@ -200,6 +203,12 @@ def _row(run: RunFolder, name: str) -> dict[str, Any]:
         "updated": run.updated,
         "problem": run.problem,
     }
+
+
+def checked(run: RunFolder) -> bool:
+    """Returns whether causes were looked for: not by other programs, nor before three steps."""
+    steps = sum("progress/batch" in row or "num_sequences" in row for row in run.rows)
+    return "_type" in run.config and steps >= 3
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:

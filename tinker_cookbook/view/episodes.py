@@ -85,23 +85,22 @@ def listing(path: Path, rows: Rows) -> dict[str, Any]:
     return {"episodes": list(found.values())}
 
 
-def _listed(row: Mapping[str, Any]) -> dict[str, Any]:
+def _of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "group": row["group"],
         "member": row["member"],
         "reward": number(row["episode_reward"]),
         "advantage": number(row["episode_advantage"]),
         "stop": row["episode_stop_reason"],
         "weights": row["weights_step"],
-        "tags": json.loads(row["tags"] or "[]"),
-        "turns": 0,
-        "tokens": 0,
-        "trained": False,
-        "masked": False,
         "problem": row["problem"],
-        "prompt": [],
-        "answer": [],
     }
+
+
+def _listed(row: Mapping[str, Any]) -> dict[str, Any]:
+    counted = {"turns": 0, "tokens": 0, "trained": False, "masked": False}
+    tags = json.loads(row["tags"] or "[]")
+    texts = {"prompt": [], "answer": []}
+    return {"group": row["group"], **_of_episode(row), "tags": tags, **counted, **texts}
 
 
 def examples(path: Path, rows: Rows) -> dict[str, Any]:
@@ -165,13 +164,8 @@ def _beside(number: int, numbers: list[int]) -> dict[str, int | None]:
 
 def _episode(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "member": row["member"],
-        "reward": number(row["episode_reward"]),
+        **_of_episode(row),
         "group_reward": number(row["episode_group_reward"]),
-        "advantage": number(row["episode_advantage"]),
-        "stop": row["episode_stop_reason"],
-        "weights": row["weights_step"],
-        "problem": row["problem"],
         "metrics": json.loads(row["episode_metrics"] or "{}"),
         "logs": json.loads(row["episode_logs"] or "{}"),
         "messages": json.loads(row["episode_messages"] or "null"),

@@ -40,7 +40,7 @@ def add_evidence(cause: Cause, record: Record) -> None:
                 {**place, "datum": row["datum"], "text": text} for (_, text), row in shown[:_COUNT]
             ]
         return
-    order = _EPISODES.get(cause.name, _lowest_reward)
+    order = _EPISODES.get(cause.name, lambda row: -row["episode_reward"])
     rows = [row for row in rows if order(row) > -np.inf]
     places = (
         {
@@ -49,7 +49,7 @@ def add_evidence(cause: Cause, record: Record) -> None:
             "member": row["member"],
             "text": f"reward {row['episode_reward']:.3g}, {row['episode_stop_reason']}",
         }
-        for row in _sorted(rows, order)
+        for row in sorted(rows, key=order, reverse=True)
     )
     cause.evidence += _different(places, one_of_each=cause.name not in _SAME_GROUP)
 
@@ -70,10 +70,6 @@ def _shows(cause: str, row: Row) -> tuple[float, str] | None:
         return fell, text
     margin = row["margin"]
     return (margin if cause == "overfitting" else -margin), f"chosen answer, margin {margin:.3g}"
-
-
-def _sorted(rows: list[Row], order: Callable[[Row], float]) -> list[Row]:
-    return sorted(rows, key=order, reverse=True)
 
 
 def _different(places: Iterator[Row], one_of_each: bool) -> list[Row]:
@@ -113,35 +109,20 @@ def _mean(row: Row, logprobs: list[float] | None) -> float:
     return float(-(weights * logprobs).sum() / max(weights.sum(), 1e-9))
 
 
-def _lowest_reward(row: Row) -> float:
-    return -float(row["episode_reward"])
-
-
-def _highest_reward(row: Row) -> float:
-    return float(row["episode_reward"])
-
-
 def _mismatch(row: Row) -> float:
     if row.get("trainer_logprobs") is None:
         return 0.0
     return float(np.abs(np.subtract(row["trainer_logprobs"], row["logprobs"])).max(initial=0.0))
 
 
-def _longest(row: Row) -> float:
-    return float(len(row.get("answer") or ()))
-
-
-def _cut_off(row: Row) -> float:
-    return 0.0 if row.get("stop_reason") == "length" else -np.inf
-
-
-def _malformed(row: Row) -> float:
+def _malformed(row: Row) -> bool:
     metrics = json.loads(row.get("metrics") or "{}")
-    return 0.0 if metrics.get("parse_error", 0) > 0 or metrics.get("format") == 0 else -np.inf
+    return metrics.get("parse_error", 0) > 0 or metrics.get("format") == 0
 
 
-def _certain(row: Row) -> float:
-    return float(np.mean(row["logprobs"])) if row.get("logprobs") else -np.inf
+def _only(shows: Callable[[Row], Any]) -> Callable[[Row], float]:
+    """Returns an order of the rows that show a cause, without the others."""
+    return lambda row: 0.0 if shows(row) else -np.inf
 
 
 # Causes of which the last step only shows what followed.
@@ -152,14 +133,14 @@ _BEGIN = {
 # Members of one group that are alike.
 _SAME_GROUP = ("same_text", "entropy_collapse")
 _EPISODES: dict[str, Callable[[Row], float]] = {
-    "stale_samples": lambda row: -float(row["weights_step"]),
+    "stale_samples": lambda row: -row["weights_step"],
     "high_kl": _mismatch,
-    "length_drift": _longest,
-    "cut_off": _cut_off,
-    "format": _malformed,
-    "all_masked": lambda row: 0.0 if row.get("masked") else -np.inf,
-    "empty": lambda row: -_longest(row),
-    "entropy_collapse": _certain,
-    "all_good": _highest_reward,
-    "reward_part": _highest_reward,
+    "length_drift": lambda row: len(row.get("answer") or ()),
+    "cut_off": _only(lambda row: row.get("stop_reason") == "length"),
+    "format": _only(_malformed),
+    "all_masked": _only(lambda row: row.get("masked")),
+    "empty": lambda row: -len(row.get("answer") or ()),
+    "entropy_collapse": lambda row: np.mean(row["logprobs"]) if row.get("logprobs") else -np.inf,
+    "all_good": lambda row: row["episode_reward"],
+    "reward_part": lambda row: row["episode_reward"],
 }

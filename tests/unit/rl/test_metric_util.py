@@ -9,7 +9,7 @@ from tinker_cookbook.rl.metric_util import (
     compute_sampling_client_metrics,
     compute_trajectory_metrics,
 )
-from tinker_cookbook.rl.report.trajectory_metrics import TrajectoryTotals, error_metrics
+from tinker_cookbook.rl.trajectory_metrics import TrajectoryTotals, error_metrics
 from tinker_cookbook.rl.types import RolloutError, StopReason
 
 

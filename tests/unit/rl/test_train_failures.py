@@ -29,10 +29,10 @@ from tinker_cookbook.rl.loop.sources import (
     RolloutWorker,
     problem_batches,
 )
-from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
 from tinker_cookbook.rl.rollouts.async_utils import run_in_daemon_thread
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig, RolloutLimits
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup, RetryOnFailure
+from tinker_cookbook.rl.test_evaluator import RLTestSetEvaluator
 from tinker_cookbook.rl.train import AsyncConfig
 from tinker_cookbook.rl.types import RLDataset, StepResult
 from tinker_cookbook.utils.user_classes import accepts

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tinker_cookbook.rl.types import TrajectoryGroup
-from tinker_cookbook.run.jsonl import encode_row
+from tinker_cookbook.run.jsonl import json_value
 
 SCHEMA_VERSION = 1
-
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def episode_row(
@@ -54,31 +51,3 @@ def episode_row(
     }
     # Metrics and logs of an environment may hold values without a JSON form.
     return json_value(row)
-
-
-def json_text_of(value: Mapping[str, Any] | list[Mapping[str, Any]]) -> str:
-    """Returns JSON text; NaN and infinity as in ``metrics.jsonl``, see ``run.jsonl``."""
-    try:
-        # Much faster than the conversion, which few values need.
-        text = _encode(value)
-        text.encode()  # raises for a lone surrogate, which the conversion escapes
-        return text
-    except (TypeError, ValueError):
-        if isinstance(value, list):
-            return f"[{','.join(map(json_text_of, value))}]"
-        return encode_row(json_value(value)).decode().rstrip()
-
-
-def json_value(value: Any) -> Any:
-    """Returns a value that JSON can hold; what has no JSON form becomes text, never an error."""
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
-    tolist = getattr(value, "tolist", None)  # arrays and scalars of numpy and torch
-    try:
-        return tolist() if callable(tolist) else str(value)
-    except (RuntimeError, TypeError, ValueError):
-        return str(value)

@@ -24,15 +24,15 @@ from tinker_cookbook.record.write import RecordWriter
 from tinker_cookbook.rl.config import Config
 from tinker_cookbook.rl.loop.sources import Metrics, RolloutBatch, RolloutGroup, counted
 from tinker_cookbook.rl.report.live_view import RLProgress
-from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
-from tinker_cookbook.rl.report.trajectory_metrics import (
+from tinker_cookbook.rl.report.transcripts import TranscriptFiles
+from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
+from tinker_cookbook.rl.test_evaluator import RLTestSetEvaluator
+from tinker_cookbook.rl.trajectory_metrics import (
     compute_sampling_client_metrics,
     compute_trajectory_metrics,
     error_metrics,
     reward_part_metrics,
 )
-from tinker_cookbook.rl.report.transcripts import TranscriptFiles
-from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
 from tinker_cookbook.rl.types import RLDataset, RolloutError, TrajectoryGroup
 from tinker_cookbook.training.session import TrainingSession
 

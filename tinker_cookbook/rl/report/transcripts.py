@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import TrainingError
 from tinker_cookbook.record.episodes import RecordedGroup
-from tinker_cookbook.rl.report.episode_rows import episode_row, json_value
+from tinker_cookbook.rl.report.episode_rows import episode_row
 from tinker_cookbook.rl.report.transcript_text import EpisodeText, TokenText, number
 from tinker_cookbook.rl.types import Trajectory
-from tinker_cookbook.run.jsonl import encode_row
+from tinker_cookbook.run.jsonl import encode_row, json_value
 from tinker_cookbook.run.paths import local_path, write_atomically
 from tinker_cookbook.utils.logtree import Node, Trace, init_trace, scope_disable
 from tinker_cookbook.utils.logtree.nodes import Child

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tinker_cookbook.rl.report.episode_rows import json_text_of
+from tinker_cookbook.run.jsonl import json_text_of
 
 
 def conversation_of(env: Any) -> tuple[str, str]:

@@ -154,6 +154,8 @@ CAUSES: dict[str, Rule] = {
         "or {lower_rate}",
         metrics=(
             "test/nll",
+            "test/chosen_reward",
+            "chosen_reward",
             "margin",
         ),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ContextDecorator
 from contextvars import Token
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
@@ -18,10 +19,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Scope:
+class Scope(ContextDecorator):
     """A context manager, and a decorator of functions and coroutine functions.
 
-    The decorator of ``contextlib`` would close the scope before a coroutine has run at all.
+    The decorator of ``contextlib`` alone would close the scope before a coroutine has run at all.
     """
 
     def __init__(self, enter: Callable[[Output], Output]) -> None:
@@ -55,12 +56,10 @@ class Scope:
 
             return run_async  # pyright: ignore[reportReturnType]
 
-        @functools.wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            with Scope(self._enter):
-                return function(*args, **kwargs)
+        return super().__call__(function)
 
-        return run
+    def _recreate_cm(self) -> Scope:
+        return Scope(self._enter)
 
 
 def scope_header(title: str, **attrs: Any) -> Scope:

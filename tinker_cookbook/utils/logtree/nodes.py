@@ -106,12 +106,8 @@ def table_node(
     if caption:
         node.add(Node("caption", {}, [caption]))
     if columns is not None:
-        heads = Node("tr")
-        # A heading is aligned as its column is.
-        for i, name in enumerate(columns):
-            numeric = bool(rows) and all(_is_number(row[i]) for row in rows if i < len(row))
-            heads.add(Node("th", {"class": "lt-num"} if numeric else {}, [name]))
-        node.add(Node("thead", {}, [heads]))
+        heads = [Node("th", {}, [name]) for name in columns]
+        node.add(Node("thead", {}, [Node("tr", {}, [*heads])]))
     body = Node("tbody")
     for row in rows:
         line = Node("tr")

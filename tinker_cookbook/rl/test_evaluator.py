@@ -11,17 +11,17 @@ from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError, DataValidationError
-from tinker_cookbook.rl.report.trajectory_metrics import (
-    TrajectoryTotals,
-    error_metrics,
-    metrics_of_totals,
-)
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
 from tinker_cookbook.rl.rollouts.errors import add_group, error_record
 from tinker_cookbook.rl.rollouts.group import run_group
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig
 from tinker_cookbook.rl.rollouts.place import at_place, current_place
 from tinker_cookbook.rl.rollouts.strategy import FailFast, RolloutStrategy, skips_group
+from tinker_cookbook.rl.trajectory_metrics import (
+    TrajectoryTotals,
+    error_metrics,
+    metrics_of_totals,
+)
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RolloutError, TrajectoryGroup
 from tinker_cookbook.utils.activity import activity
 
