@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import chz
 from chz.mungers import Munger
+from chz.util import MISSING
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.checkpoints import CheckpointRecord, load_checkpoints_file
@@ -32,8 +33,8 @@ class _Resolve(Munger):
         return resolve_weights(value, self.kind, field.logical_name)
 
 
-def weights_field(kind: WeightsKind, doc: str) -> Any:
-    """Returns a chz field for a path of weights; the default is None.
+def weights_field(kind: WeightsKind, doc: str, *, required: bool = False) -> Any:
+    """Returns a chz field for a path of weights; the default is None unless it is ``required``.
 
     The object has the ``tinker://`` path, so ``config.json`` records it even if the run in the log
     folder continues. A value that names no log folder stays as it is, for ``check_tinker_path``.
@@ -42,10 +43,11 @@ def weights_field(kind: WeightsKind, doc: str) -> Any:
         kind: ``weights`` to continue training, ``sampler_weights`` to sample.
         doc: Help text such as ``Teacher's weights; default: …``; the forms of a path are added
             before the semicolon.
+        required: Whether there is no default.
     """
     what, semicolon, rest = doc.partition(";")
     doc = f"{what}: {FORMS}{semicolon}{rest}"
-    return chz.field(munger=_Resolve(kind), doc=doc, default=None)
+    return chz.field(munger=_Resolve(kind), doc=doc, default=MISSING if required else None)
 
 
 def resolve_weights(value: str | None, kind: WeightsKind, field: str) -> str | None:
