@@ -37,7 +37,7 @@ class LoopSettings(BackendSettings):
 
     model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
-    lora_rank: int = number(32, "Rank of the LoRA adapter", low=1)
+    lora_rank: int = number(32, "Rank of the LoRA adapter; 0: train all weights (local)")
     seed: int = chz.field(
         default=0, doc="Seed of the adapter's initialization, of the data and of the samples"
     )

@@ -63,7 +63,7 @@ def resolve(config: Config) -> Config:
     check_model(config)
     learning_rate = config.learning_rate
     if learning_rate is None:
-        learning_rate = hyperparam_utils.get_lr(config.model_name)
+        learning_rate = hyperparam_utils.get_lr(config.model_name, is_lora=config.lora_rank > 0)
     config = chz.replace(
         config,
         renderer_name=model_info.resolve_renderer_name(

@@ -22,6 +22,7 @@ from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.training.run import TrainingRun
 from tinker_cookbook.exceptions import BackendError
+from tinker_cookbook.leaves import load_leaf
 
 
 class LocalServiceClient(AsyncNames):
@@ -61,10 +62,14 @@ class LocalServiceClient(AsyncNames):
     ) -> LocalTrainingClient:
         """Returns a new adapter on ``base_model``; without ``seed`` it is initialized at random.
 
+        ``rank`` 0 trains all weights of a small text model instead (float32).
         ``train_vision``: also on the vision tower, and on its connector to the language model.
         """
         _require_adam(optimizer)
-        spec = AdapterSpec(rank, train_attn, train_mlp, train_unembed, train_vision)
+        make = AdapterSpec
+        if rank == 0:
+            make = load_leaf("engine.extensions.full", "rank=0").FullSpec
+        spec = make(rank, train_attn, train_mlp, train_unembed, train_vision)
         return self.start_run(self._next_id(), base_model, spec, seed, user_metadata)
 
     def start_run(

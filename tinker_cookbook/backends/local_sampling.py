@@ -22,7 +22,7 @@ from tinker_cookbook.backends.futures import (
     chain,
     once,
 )
-from tinker_cookbook.engine.checkpoints.save_load import load_adapter
+from tinker_cookbook.engine.checkpoints.save_load import load_sampler
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.sampling.options import LogitOptions, SamplingSettings
@@ -80,7 +80,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         def make() -> Sampler:
             base, adapter = engine.base_model(name), None
             if loaded is not None and model_path is not None:
-                adapter = load_adapter(base, loaded, model_path)
+                base, adapter = load_sampler(base, loaded, model_path)
             return Sampler(base, adapter, model_path, store.owner)
 
         # Loading waits neither for the scores nor for the samplers of other owners.

@@ -168,7 +168,8 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
             run = self._created.result()
             # The snapshot has references, not copies: later steps write new tensors.
             name = f"run {self._run_id} after step {run.step}"
-            return Sampler(run.base, run.snapshot(), name, self._store.owner)
+            adapter = run.snapshot()  # first: with all weights trained, it replaces the base model
+            return Sampler(run.base, adapter, name, self._store.owner)
 
         return LocalSamplingClient(self._engine, self._base_model, make, self._run_id)
 
@@ -202,7 +203,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
                 model_name=self._base_model,
                 tokenizer_id=str(run.base.folder),
             ),
-            is_lora=True,
+            is_lora=run.adapter.spec.rank > 0,
             lora_rank=run.adapter.spec.rank,
             model_name=self._base_model,
         )

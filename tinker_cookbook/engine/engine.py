@@ -292,6 +292,9 @@ class Engine:
     def create_run(self, run_id: str, model: str, spec: AdapterSpec, seed: int) -> TrainingRun:
         """Creates a run with a new adapter. Runs on the worker."""
         base = self.trained_base(model)
+        if spec.rank == 0:
+            full = load_leaf("engine.extensions.full", "lora_rank=0")
+            return full.open_run(self, run_id, base)
         base.require_covered(spec)
         if self.external is not None:
             self.external.require(base, spec)
@@ -350,6 +353,11 @@ class Engine:
                 base = request.sampler.base
                 try:
                     if base not in self._schedulers:
+                        # Runs that train all weights have a base model for each snapshot.
+                        kept = self._models.values()
+                        old = [b for b, s in self._schedulers.items() if not (b in kept or s.busy)]
+                        for gone in old:
+                            del self._schedulers[gone]
                         shapes = base.kv_shapes
                         self._schedulers[base] = (
                             FallbackSampler()

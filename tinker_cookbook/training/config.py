@@ -88,6 +88,11 @@ def check_model(settings: Any) -> None:
     Downloads only a small part of it. Remote backends check models themselves.
     """
     kind, _, _ = check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
+    if kind != "local" and getattr(settings, "lora_rank", None) == 0:
+        raise ConfigurationError(
+            "lora_rank: got 0, which trains all weights; only the local engine can. Set "
+            "backend=local, or lora_rank=32"
+        )
     if kind == "local":
         found = resolve_model(settings.model_name, need="tokenizer")
         width = hidden_size(model_config(found.folder))
@@ -156,7 +161,7 @@ class TrainingConfig(BackendSettings, SamplerOptions):
     grad_clip_norm: float = number(0.0, "Maximum gradient norm; 0: no clipping")
     seed: int = setting(0, "Seed of the adapter's initialisation and of the data order")
 
-    lora_rank: int = number(32, "Rank of the LoRA adapter", low=1)
+    lora_rank: int = number(32, "Rank of the LoRA adapter; 0: train all weights (local)")
     train_attn: bool = setting(True, "Adapters on the attention layers")
     train_mlp: bool = setting(True, "Adapters on the MLP layers")
     train_unembed: bool = setting(True, "An adapter on the unembedding layer")
@@ -281,7 +286,7 @@ class TrainingConfig(BackendSettings, SamplerOptions):
 
     def recommended_rate(self) -> float:
         """Returns the learning rate of a run without a configured one."""
-        return hyperparam_utils.get_lr(self.model_name)
+        return hyperparam_utils.get_lr(self.model_name, is_lora=self.lora_rank > 0)
 
     def for_loop(self, loop: type[C], recipe_name: str, **values: Any) -> C:
         """Returns the config of one of the loops that a program runs, with the settings of all."""

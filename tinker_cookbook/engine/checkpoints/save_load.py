@@ -17,6 +17,7 @@ from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
 from tinker_cookbook.engine.training.run import TrainingRun
 from tinker_cookbook.exceptions import CheckpointError
+from tinker_cookbook.leaves import load_leaf
 
 
 def run_info(run: TrainingRun, user_metadata: dict[str, str], seed: int | None = None) -> RunInfo:
@@ -62,6 +63,17 @@ def save_run(
     )
 
 
+def load_sampler(
+    base: BaseModel, loaded: LoadedCheckpoint, path: str
+) -> tuple[BaseModel, Adapter | None]:
+    """Returns what samples a checkpoint: ``base`` with its adapter, or a base model of its own."""
+    if loaded.state["rank"] == 0:
+        full = load_leaf("engine.extensions.full", "lora_rank=0")
+        weights = full.FullWeights.load(base, loaded.adapter, path)
+        return full.base_with(base, weights.parameters()), None
+    return base, load_adapter(base, loaded, path)
+
+
 def load_adapter(base: BaseModel, loaded: LoadedCheckpoint, path: str) -> Adapter:
     """Returns the adapter of a checkpoint; raises if it belongs to another base model."""
     fields = {name: loaded.state[name] for name in AdapterSpec.__dataclass_fields__}
@@ -83,6 +95,10 @@ def load_run(
     base = engine.trained_base(base_model)
     # Without the optimizer, the checkpoint starts a new run.
     step = 0 if loaded.optimizer is None else loaded.state["step"]
-    run = engine.new_run(run_id, base, load_adapter(base, loaded, path), step)
+    if loaded.state["rank"] == 0:
+        full = load_leaf("engine.extensions.full", "lora_rank=0")
+        run = full.open_run(engine, run_id, base, loaded.adapter, step, path)
+    else:
+        run = engine.new_run(run_id, base, load_adapter(base, loaded, path), step)
     run.optimizer.load(loaded.optimizer or {}, path)
     return run

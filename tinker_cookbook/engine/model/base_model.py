@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -86,6 +86,7 @@ class BaseModel:
         replay_router: bool = False,
         *,
         sharding: Any = None,
+        weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.name, self.folder, self.device, self.dtype = name, folder, device, dtype
         quantized = base_dtype != "auto"
@@ -101,6 +102,9 @@ class BaseModel:
         whole = not quantized and sharding is None
         at = device if whole else torch.device("cpu")
         model = self._model = _load(name, folder, at, device, dtype)
+        # Of a run that trains all weights. Not in place: parameters may be mapped from the file.
+        for key, parameter in model.named_parameters() if weights is not None else ():
+            parameter.data = weights[key].detach().to(parameter, copy=True)
         self.config: Any = model.config
         of_text = getattr(model.config, "text_config", model.config)
         self.context_length = int(getattr(of_text, "max_position_embeddings", 0) or 1 << 30)
