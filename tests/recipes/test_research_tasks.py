@@ -16,7 +16,7 @@ from tinker_cookbook.utils.imports import tinker
 
 
 @pytest.mark.slow  # 5 to 10 s each
-@pytest.mark.parametrize("name", ["noisy_student"])
+@pytest.mark.parametrize("name", ["noisy_student", "memory", "learning_rate", "lora"])
 def test_a_quick_study_writes_its_results_and_is_not_repeated(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli_utils, "EXAMPLES_ROOT", str(tmp_path / "models"))
     study = importlib.import_module(f"tinker_cookbook.recipes.research.{name}")
