@@ -120,7 +120,8 @@ def page_of(tutorial: Tutorial, folder: Path) -> str:
         if isinstance(step, Cell):
             parts.append(step.text or f"```python\n{step.source}\n```")
             continue
-        printed = step.printed
+        # Commands that a run prints work with the reader's Python.
+        printed = step.printed.replace(sys.executable, "python")
         if _is_figure(step.value):
             name = f"{tutorial.number}.png"
             save_figure(step.value, folder / name, "output")
