@@ -1,7 +1,7 @@
 """Exports random models, and models with published tokenizers, and prints how llama.cpp agrees.
 
 ``test_gguf_llama_cpp.py`` runs it with a Python that has xllamacpp:
-python gguf_cases.py FOLDER '{"models": [], "tokenizers": ["FOLDER"], …}'
+python gguf_cases.py FOLDER '{"models": ["NAME"], "tokenizers": ["FOLDER"], …}'
 
 The argument has the functions below that are called, and prints a line for each.
 """
@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from exports import ALL, make_adapter
-from gguf_models import MODELS, SHAPE, make_model, make_taught
+from gguf_models import SHAPE, make_model, make_taught
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -31,13 +31,13 @@ from tinker_cookbook.weights import _gguf_architectures as architectures
 from tinker_cookbook.weights import _gguf_proof, _llama_cpp
 from tinker_cookbook.weights.gguf import write_gguf, write_lora_gguf
 
-_OTHER_POSITIONS = ("llama3", "llama_linear", "qwen2_yarn")
+_OTHER_POSITIONS = ("llama3", "llama_linear")
 
 
 def models(folder: Path, names: list[str]) -> list[dict]:
     """Merged in float32, and LoRA on a base model in float32, of which positions are no part."""
     found = []
-    for name in names or list(MODELS):
+    for name in names:
         base = make_model(folder / name, name)
         merged = _checkpoint(folder / name, base)
         # llama.cpp has no head of a tied model that an adapter could change.
