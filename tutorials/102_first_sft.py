@@ -23,7 +23,7 @@ def _(mo):
     falls.
 
     The model knows some animals, colours and opposites. We teach it to end every answer with *I
-    like it.*. The examples are about colours only. Questions about animals and opposites tell us
+    like it.* The examples are about colours only. Questions about animals and opposites tell us
     whether it learned the habit, or sixteen sentences.
     """)
     return

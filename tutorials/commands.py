@@ -71,6 +71,7 @@ def run_tutorial(settings: OneSettings) -> None:
     for step in execute(tutorial):
         if isinstance(step, Cell):
             code = Syntax("", "python").highlight(step.source)
+            code.rstrip()
             console.print(Markdown(step.text) if step.text else code, soft_wrap=not step.text)
         elif _is_figure(step.value):
             folder = Path(cli_utils.default_log_path("tutorials"))

@@ -59,7 +59,7 @@ def judge_prompt(answer: str) -> str:
     return f"Answer: {answer}\nDoes it talk like a pirate?"
 
 
-def make_model(output: str, steps: int = 1500) -> None:
+def make_model(output: str, steps: int = 1500, conversations: int = 20_000) -> None:
     """Trains the model and writes it; this made the files in the package."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -68,13 +68,13 @@ def make_model(output: str, steps: int = 1500) -> None:
         output=output, steps=steps, batch_size=16, learning_rate=5e-3, num_layers=3
     )
     rng = random.Random(settings.seed)
-    conversations = [_conversation(rng) for _ in range(20_000)]
+    examples = [_conversation(rng) for _ in range(conversations)]
     with new_folder(output) as folder:
-        _write_tokenizer([ensure_text(m["content"]) for c in conversations for m in c], folder)
+        _write_tokenizer([ensure_text(m["content"]) for c in examples for m in c], folder)
         tokenizer = get_tokenizer(str(folder))
         renderer = get_renderer(RENDERER, tokenizer)
         rows: list[Row] = []
-        for conversation in conversations:
+        for conversation in examples:
             model_input, weights = renderer.build_supervised_example(
                 conversation, TrainOnWhat.ALL_ASSISTANT_MESSAGES
             )

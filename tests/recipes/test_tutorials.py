@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tinker_cookbook.tutorials import CHECKS
 from tinker_cookbook.tutorials.commands import page_of
+from tinker_cookbook.tutorials.model import make_model, tutorial_model
 from tinker_cookbook.tutorials.notebook import FOLDER, find_tutorial, tutorials
 
 pytestmark = pytest.mark.slow  # 3 to 15 s each
@@ -40,3 +43,11 @@ def test_a_tutorial_is_a_program_of_marimo():
     command = [sys.executable, str(FOLDER / "101_hello_tinker.py")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert "answer: Grass is green.   (as expected" in done.stdout, done.stderr[-2000:]
+
+
+def test_the_model_can_be_made_again(tmp_path):
+    make_model(str(tmp_path / "model"), steps=2, conversations=500)
+    configs = [Path(folder, "config.json") for folder in (tmp_path / "model", tutorial_model())]
+    made, packaged = (json.loads(path.read_text("utf-8")) for path in configs)
+    # Fewer texts have fewer tokens.
+    assert made | {"vocab_size": 512} == packaged

@@ -35,6 +35,9 @@ def test_an_installed_recipe_finds_its_data(tmp_path):
     folder = REPO / "recipes" / "example_data"
     data = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     assert sorted(n.partition("/example_data/")[2] for n in names if "/example_data/" in n) == data
+    tutorials = {str(p.relative_to(REPO)) for p in (REPO / "tutorials").rglob("*") if p.is_file()}
+    kept = {name for name in tutorials if "__pycache__" not in name and "README" not in name}
+    assert {f"tinker_cookbook/{name}" for name in kept} <= {*names}
     assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {
         "tinker_cookbook"
     }
