@@ -30,9 +30,7 @@ QUICK = {
 QUICK_VLMS = ("qwen3_vl", "gemma3_vl")
 # On the pretended device the other kinds have the jobs in which models differ; losses are of the
 # head, which is one for all.
-OF_MODELS = (
-    "ppo, shared rows", "recomputed row", "sampling", "sampling, two adapters", "scoring",
-)  # fmt: skip
+OF_MODELS = ("ppo, shared rows", "recomputed row", "sampling, two adapters", "scoring")
 _REAL = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
