@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import random
+import re
 from functools import partial
 
 import pytest
@@ -16,8 +18,12 @@ from tinker_cookbook.utils.imports import tinker
 
 
 @pytest.mark.slow  # 5 to 10 s each
-@pytest.mark.parametrize("name", ["noisy_student", "memory", "learning_rate", "lora"])
+@pytest.mark.parametrize(
+    "name", ["noisy_student", "memory", "learning_rate", "lora", "molecules", "monitor"]
+)
 def test_a_quick_study_writes_its_results_and_is_not_repeated(name, tmp_path, monkeypatch, capsys):
+    if name == "molecules":
+        pytest.importorskip("rdkit")
     monkeypatch.setattr(cli_utils, "EXAMPLES_ROOT", str(tmp_path / "models"))
     study = importlib.import_module(f"tinker_cookbook.recipes.research.{name}")
     config = study.Config(quick=True, seeds=[0], log_path=str(tmp_path / "study"))
@@ -28,6 +34,24 @@ def test_a_quick_study_writes_its_results_and_is_not_repeated(name, tmp_path, mo
     capsys.readouterr()
     study.main(config)
     assert "1/1" not in capsys.readouterr().out
+
+
+def test_a_molecule_is_counted_as_rdkit_counts_it():
+    chem = pytest.importorskip("rdkit.Chem")
+    molecules = importlib.import_module("tinker_cookbook.recipes.research.molecules")
+    descriptors = importlib.import_module("rdkit.Chem.rdMolDescriptors")
+    rng = random.Random(1)
+    for _ in range(200):
+        smiles = molecules.random_molecule(rng)
+        target, molecule = molecules.target_of(smiles), chem.MolFromSmiles(smiles)
+        formula = descriptors.CalcMolFormula(molecule)
+        # "C3H7NO" without its hydrogen, where no number stands for 1.
+        found = {name: int(count or 1) for name, count in re.findall(r"([CNO])(\d*)", formula)}
+        counts = {"C": target.carbon, "N": target.nitrogen, "O": target.oxygen}
+        assert found == {name: count for name, count in counts.items() if count}
+        assert target.rings == len(chem.GetSSSR(molecule))
+    for wrong in ("", "C(", "C1CC", "CC(C)(C)(C)C", "CF", "C.C", "[NH4+]", "[13CH4]"):
+        assert molecules.target_of(wrong) is None
 
 
 @pytest.mark.parametrize(("labelled", "rewards"), [(True, [0, 0, 0]), (False, [0.5, 0.5, 0])])
