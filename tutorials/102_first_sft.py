@@ -1,4 +1,4 @@
-"""102 First SFT (6 s): teach a habit by examples, and test it on other questions."""
+"""102 First SFT (3 s): teach a habit by examples, and test it on other questions."""
 
 import marimo
 

@@ -1,4 +1,4 @@
-"""104 First RL (6 s): sample answers, grade them, make the better ones more probable."""
+"""104 First RL (7 s): sample answers, grade them, make the better ones more probable."""
 
 import marimo
 

@@ -1,4 +1,4 @@
-"""202 Loss functions (6 s): what each loss does with an answer whose probability has changed."""
+"""202 Loss functions (4 s): what each loss does with an answer whose probability has changed."""
 
 import marimo
 
