@@ -84,6 +84,7 @@ def main(config: Config) -> None:
             "random rewards": partial(run, random_rewards=True),
             "trained attacker": run,
             "and the monitor trained again": partial(run, again=True),
+            "and the monitor trained longer": partial(run, again=True, shown=False),
         }
         columns = {"safety": "safety at 0.9", "area": "mean safety", "stopped": "stopped"}
         run_study(config, arms, columns, partial(draw, config))
@@ -98,8 +99,14 @@ def run_arm(
     trained: bool = True,
     random_rewards: bool = False,
     again: bool = False,
+    shown: bool = True,
 ) -> Row:
-    """Trains a monitor, then an attacker against it; returns the curve of safety."""
+    """Trains a monitor, then an attacker against it; returns the curve of safety.
+
+    Args:
+        again: Train the monitor again, for as many steps.
+        shown: Whether it then sees attacks.
+    """
     rng = random.Random(seed)
     known = rng.sample(SUMS, config.known)
     monitor = Adapter(service, model, seed, config.learning_rate)
@@ -113,7 +120,7 @@ def run_arm(
                 rewards = [[rng.random() for _ in group] for group in rewards]
             attacker.reinforce(groups, rewards)
     if again:
-        seen = attacks(attacker, known, 4, 10**6 + seed)
+        seen = attacks(attacker, known, 4, 10**6 + seed) if shown else []
         train_monitor(config, monitor, known, rng, [one for group in seen for one in group])
     groups = attacks(attacker, SUMS, 4, 2 * 10**6 + seed)
     return curve(monitor, groups)
