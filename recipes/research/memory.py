@@ -191,15 +191,17 @@ def _result(
 def draw(config: Config, figure: Any, of_arm: dict[str, list[Row]]) -> None:
     """Draws the bits known over the episodes, and the bits of an episode over the rank."""
     left, right = figure.subplots(1, 2)
-    shades = dict(zip(config.ranks, COLOURS, strict=False))
-    for name, rows in of_arm.items():
-        rank = name.rpartition(" ")[2]
-        colour = shades.get(int(rank), "#000000") if rank.isdigit() else "#777777"
-        style = "--" if name.startswith("SL") else ":" if "reward" in name else "-"
-        draw_curve(left, rows, "episodes", "bits", name, colour, style)
+    # The curves of other ranks lie between these.
+    shown = dict.fromkeys((min(config.ranks), max(config.ranks)))
+    names = [f"{kind}, rank {rank}" for kind in ("SL", "RL") for rank in shown]
+    for name, colour in zip([*names, *OTHER_REWARDS], COLOURS, strict=False):
+        if name in of_arm:
+            style = "--" if name.startswith("SL") else ":" if name in OTHER_REWARDS else "-"
+            draw_curve(left, of_arm[name], "episodes", "bits", name, colour, style)
     total = config.num_digits * math.log2(10)
     left.axhline(total, color="black", linewidth=0.8)
     left.set_xscale("symlog", linthresh=1)
+    left.set_xlim(0)
     finish_axes(left, f"{config.num_digits} digits = {total:.1f} bits", "episodes", "bits known")
     for kind, colour in (("RL", COLOURS[0]), ("SL", COLOURS[1])):
         rates = [[row["rate"] for row in of_arm.get(f"{kind}, rank {r}", [])] for r in config.ranks]
