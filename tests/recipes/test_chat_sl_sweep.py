@@ -34,7 +34,7 @@ def test_a_grid_is_the_product_and_names_its_folders():
         ({}, "At least one sweep axis"),
         ({"dataset": "tulu3"}, r"dataset: got 'tulu3', must be a list"),
         ({"learning_rat": [1e-4]}, "unexpected keyword argument 'learning_rat'"),
-        ({"lora_rank": [4, 0]}, "lora_rank: got 0"),
+        ({"lora_rank": [4, -1]}, "lora_rank: got -1"),
     ],
 )
 def test_axes_that_cannot_work_start_nothing(tmp_path, axes, message):

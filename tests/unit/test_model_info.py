@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tinker_cookbook import model_info
+from tinker_cookbook import model_info, models
+from tinker_cookbook.hyperparam_utils import get_lr
 from tinker_cookbook.model_info import (
     ModelAttributes,
     get_model_attributes,
@@ -236,3 +237,15 @@ def test_a_configured_renderer_wins_and_a_misfit_is_said(caplog: pytest.LogCaptu
         assert resolve_renderer_name("Qwen/Qwen3-8B", "llama3") == ("llama3", "asked for")
     assert "got 'llama3'" in caplog.text
     assert "qwen3, qwen3_disable_thinking" in caplog.text
+
+
+def test_the_list_of_models_has_the_settings_of_a_run(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "160")
+    models.main(models.ModelsConfig(lora_rank=8))
+    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if "/" in line}
+    assert set(lines) == set(LINEUP)
+    for word in ("qwen3", f"{get_lr('Qwen/Qwen3-8B'):.2e} ", "23.1M"):
+        assert word in lines["Qwen/Qwen3-8B"]
+    # A run cannot use the renderer that the service recommends, and no rate was fitted.
+    assert "template" in lines["moonshotai/Kimi-K3.1-Pro"]
+    assert "1.85e-04*" in lines["moonshotai/Kimi-K3.1-Pro"]
