@@ -42,6 +42,7 @@ NOT_RUN = (
     "python -m recipes.multiplayer_rl.text_arena",  # in test_text_arena_recipe.py
     "python -m recipes.chat_sl.sweep",  # in test_chat_sl_sweep.py
     "python -m recipes.preference.rlhf.rlhf_pipeline",  # in test_rlhf.py
+    "python -m recipes.research.",  # in test_research_tasks.py
     "python -m recipes.prompt_distillation.create_data",  # in test_prompt_distillation.py
     "torchrun ",  # tests/unit/engine/test_data_parallel.py
     "python -m benchmarks.gpu",
