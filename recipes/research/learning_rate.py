@@ -136,6 +136,7 @@ def draw(config: Config, figure: Any, of_arm: dict[str, list[Row]]) -> None:
             axes.plot(config.learning_rates, means, marker="o", color=colour, label=label)
         axes.set(xscale="log", yscale="log")
         finish_axes(axes, f"width {width}", "learning rate", "held-out nats per token")
+    best = list[float]()
     for width, colour in zip(config.widths, COLOURS[3:], strict=False):
         best = [best_rate(config, rows, width, b) for b in config.batch_sizes]
         last.plot(config.batch_sizes, best, marker="o", color=colour, label=f"width {width}")

@@ -97,7 +97,7 @@ def _run(
     row = METHODS[method](config, client, task, rate, seed)
     problems = list(task.problems(-1, 50))
     # All at once, so that the engine samples one batch.
-    sampler = client.save_weights_and_get_sampling_client()
+    sampler = client.save_weights_and_get_sampling_client().result()
     params = tinker.SamplingParams(max_tokens=LENGTH, temperature=0.0)
     prompts = [tinker.ModelInput.from_ints(prompt) for prompt, _ in problems]
     answers = [sampler.sample(prompt, 1, params) for prompt in prompts]
@@ -122,7 +122,7 @@ def _reinforce(
     """Trains on sampled answers; the advantage is the reward minus the mean of the group."""
     adam, curve = tinker.AdamParams(learning_rate=rate), list[float]()
     for step in range(config.rl_steps):
-        sampler = client.save_weights_and_get_sampling_client()
+        sampler = client.save_weights_and_get_sampling_client().result()
         requests = []
         for place, (prompt, answer) in enumerate(task.problems(1000 * seed + step, GROUPS)):
             number = GROUPS * (1000 * seed + step) + place

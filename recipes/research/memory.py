@@ -121,7 +121,7 @@ def _reinforce(
     for step in range(config.rl_steps):
         bits.append(_bits(config, client.forward([example], "cross_entropy").result()))
         params = tinker.SamplingParams(max_tokens=config.num_digits, seed=1000 * seed + step)
-        sampler = client.save_weights_and_get_sampling_client()
+        sampler = client.save_weights_and_get_sampling_client().result()
         answers = sampler.sample(prompt, count, params).result().sequences
         rewards_EN = np.array([_rewards(list(one.tokens), secret, reward, rng) for one in answers])
         # The baseline is the mean of the step's episodes, as in a group of RL.
@@ -175,7 +175,7 @@ def _result(
     half = config.num_digits * math.log2(10) / 2
     at = next((i for i, known in enumerate(bits) if known >= half), len(bits) - 1)
     prompt = tinker.ModelInput.from_ints(example.model_input.to_ints()[:1])
-    sampler = client.save_weights_and_get_sampling_client()
+    sampler = client.save_weights_and_get_sampling_client().result()
     params = tinker.SamplingParams(max_tokens=config.num_digits, temperature=0.0)
     answer = list(sampler.sample(prompt, 1, params).result().sequences[0].tokens)
     secret = example.loss_fn_inputs["target_tokens"].tolist()

@@ -59,7 +59,7 @@ class FullWeights:
         """Loads the model of ``base``, with the weights of a checkpoint if they are given."""
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             base.folder, dtype=torch.float32, local_files_only=True
         )
         # Evaluation mode: dropout would make training differ from sampling.
@@ -149,7 +149,7 @@ class FullRun(TrainingRun):
 
             return self._sum_over_rows(data, value_of, group_size or len(data), backward=True)
 
-    def snapshot(self) -> None:
+    def snapshot(self) -> Any:
         """Makes ``base`` a new base model with the current weights, for a sampler without an
         adapter."""
         self.base = base_with(self.base, self.adapter.parameters())
