@@ -36,7 +36,7 @@ def main(config: ModelsConfig) -> None:
     # The list marks rates whose exponent was assumed, so the warning for each is left out.
     logging.getLogger("tinker_cookbook.hyperparam_utils").setLevel(logging.ERROR)
     table = Table(caption="Rates with * have the exponent of Llama models: check them by a sweep.")
-    table.add_column("model", overflow="fold")
+    table.add_column("model", no_wrap=True)
     for column in ("kind", "renderer"):
         table.add_column(column, overflow="fold")
     for column in ("learning rate", f"adapter, rank {config.lora_rank}"):

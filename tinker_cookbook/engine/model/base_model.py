@@ -103,8 +103,9 @@ class BaseModel:
         at = device if whole else torch.device("cpu")
         model = self._model = _load(name, folder, at, device, dtype)
         # Of a run that trains all weights. Not in place: parameters may be mapped from the file.
-        for key, parameter in model.named_parameters() if weights is not None else ():
-            parameter.data = weights[key].detach().to(parameter, copy=True)
+        if weights is not None:
+            for key, parameter in model.named_parameters():
+                parameter.data = weights[key].detach().to(parameter, copy=True)
         self.config: Any = model.config
         of_text = getattr(model.config, "text_config", model.config)
         self.context_length = int(getattr(of_text, "max_position_embeddings", 0) or 1 << 30)
