@@ -193,7 +193,8 @@ class Reader:
         text = text.replace("weights.publish_to_hf_hub(", "dict(")
         if "rl.run(" in text:
             log_path = self.folder / f"rl-{Path(page).stem}"
-            text = text.replace("max_steps=40", f"max_steps=1, log_path={str(log_path)!r}")
+            run = f"max_steps=1, log_path={str(log_path)!r}, behavior_if_log_dir_exists='delete'"
+            text = text.replace("max_steps=40", run)
         return text
 
     def sweep(self) -> None:
