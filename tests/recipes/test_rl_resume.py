@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import signal
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -147,6 +148,7 @@ def test_ctrl_c_in_the_middle_of_sampling(runs):
         return all(f"opening_{number} is done" in text for number in (2, 3))
 
     wait_for(others_are_done, process)
+    time.sleep(1)  # until the loop has taken up the groups of these episodes
     process.send_signal(signal.SIGINT)
     stopped = finish(process, 60)  # much less than the slow group takes
     assert stopped.returncode == 130, stopped.stderr[-2000:]
