@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 # One worker per core of CI; each takes the next file in the order of tests/conftest.py.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
+PAGES := $(foreach path,$(wildcard tutorials/[0-9]*.py),build/tutorials/$(firstword $(subst _, ,$(notdir $(path)))).md)
+
 .PHONY: demo test test-all check docs site bench install clean
 
 install: $(VENV)/.installed
@@ -31,18 +33,20 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# The site with executed tutorials (some minutes when they have changed), and a copy that opens without a server.
-docs: build/tutorials site
+# The site with executed tutorials, and a copy that opens without a server. Runs the tutorials that
+# have no page or have changed (two minutes for all); `make test-all` has written pages of all.
+docs: $(PAGES) site
 	mkdir -p dist
 	$(BIN)/python -m zipfile -c dist/docs.zip build/site
 
-# The same with the tutorials that build/tutorials has, if any. Checks every link; CI runs this.
+# The same with the pages of tutorials that there are. Checks every link.
 site: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 PATH="$(BIN):$$PATH" $(BIN)/mkdocs build --strict
 
-build/tutorials: $(VENV)/.installed $(wildcard tutorials/*.py)
-	$(BIN)/python -m tinker_cookbook.tutorials render output=$@
-	touch $@
+# tutorials/101_hello_tinker.py gives build/tutorials/101.md; the page depends on the tutorial alone.
+.SECONDEXPANSION:
+$(PAGES): build/tutorials/%.md: $$(wildcard tutorials/%_*.py) | $(VENV)/.installed
+	$(BIN)/python -m tinker_cookbook.tutorials render output=$(@D) only=$*
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet -e '.[docs]'

@@ -1,4 +1,4 @@
-"""Our server with what SkyRL 0.4.0 lacks taken away: real HTTP for the real SDK, in this process.
+"""Our server with what SkyRL 0.3.0 lacks taken away: real HTTP for the real SDK, in this process.
 
 Recorded from its JAX backend on a CPU, with the SDK of 0.38: losses other than a few are refused,
 passes report no metrics, samples have no ids, and fields that it does not know are ignored. Its

@@ -81,8 +81,7 @@ def run_tutorial(settings: OneSettings) -> None:
         elif step.value is not None:
             print(step.value)
         console.print()
-    if missed := [check.line for check in CHECKS if not check.holds]:
-        raise TrainingError("not as the text says:\n" + "\n".join(missed))
+    _require_promised()
 
 
 def open_tutorial(settings: OneSettings) -> None:
@@ -106,7 +105,11 @@ def open_tutorial(settings: OneSettings) -> None:
 
 
 def render_tutorials(settings: RenderSettings) -> None:
-    """Runs tutorials and writes a page with their texts, code, outputs and picture for each."""
+    """Runs tutorials and writes a page with their texts, code, outputs and picture for each.
+
+    Raises:
+        TrainingError: A number is not as the text says.
+    """
     folder = Path(settings.output)
     folder.mkdir(parents=True, exist_ok=True)
     for one in tutorials() if settings.only is None else [find_tutorial(settings.only)]:
@@ -115,7 +118,7 @@ def render_tutorials(settings: RenderSettings) -> None:
 
 
 def page_of(tutorial: Tutorial, folder: Path) -> str:
-    """Runs a tutorial and returns it as Markdown; its picture is written to ``folder``."""
+    """Runs a tutorial and returns it as Markdown; writes its picture to ``folder``."""
     parts: list[str] = []
     for step in execute(tutorial, capture=True):
         if isinstance(step, Cell):
@@ -132,9 +135,15 @@ def page_of(tutorial: Tutorial, folder: Path) -> str:
         if printed:
             # Errors name files; the page should not say where it was made.
             parts.append(f"```text\n{printed.rstrip()}\n```".replace(str(FOLDER), FOLDER.name))
+    _require_promised()
     start = f"`{PROGRAM} run {tutorial.number}` runs this page ({tutorial.seconds} s on a core)"
     parts.insert(1, f"{start}; `{PROGRAM} open {tutorial.number}` opens it as a notebook.")
     return "\n\n".join(parts) + "\n"
+
+
+def _require_promised() -> None:
+    if missed := [check.line for check in CHECKS if not check.holds]:
+        raise TrainingError("not as the text says:\n" + "\n".join(missed))
 
 
 def _is_figure(value: Any) -> bool:

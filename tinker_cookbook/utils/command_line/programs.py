@@ -233,8 +233,9 @@ def program_command(module: str, *words: str) -> str:
 def started_as() -> tuple[list[str], list[str]] | None:
     """Returns the words that start the running program, and its arguments; None for a script."""
     spec = getattr(sys.modules[_MAIN], "__spec__", None)
-    # A notebook is started with -m too, by its kernel or as a tutorial, and has no keys of a run.
-    if spec is None or spec.name in ("ipykernel_launcher", f"{LIBRARY}.tutorials.{_MAIN}"):
+    # These are started with -m too, and have no keys of a run.
+    notebooks = ("ipykernel_launcher", f"{LIBRARY}.tutorials.{_MAIN}", f"pytest.{_MAIN}")
+    if spec is None or spec.name in notebooks:
         return None
     return [_python(), "-m", spec.name.removesuffix(f".{_MAIN}")], sys.argv[1:]
 
