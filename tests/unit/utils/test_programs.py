@@ -200,8 +200,13 @@ def test_work_runs_where_a_loop_is_running_and_is_cancelled_by_ctrl_c():
 
     # asyncio.run would take SIGINT itself, which the kernels of notebooks do not.
     loop = asyncio.new_event_loop()
-    loop.run_until_complete(cell_of_a_notebook())
-    loop.close()
+    # A shell starts its background jobs with SIGINT ignored, and Python keeps that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        loop.run_until_complete(cell_of_a_notebook())
+    finally:
+        signal.signal(signal.SIGINT, before)
+        loop.close()
     assert seen == ["cancelled"]
 
 
