@@ -19,11 +19,11 @@ from tinker_cookbook.utils.imports import tinker
 
 @pytest.mark.slow  # 5 to 10 s each
 @pytest.mark.parametrize(
-    "name", ["noisy_student", "memory", "learning_rate", "lora", "molecules", "monitor"]
+    "name", ["noisy_student", "memory", "learning_rate", "lora", "molecules", "monitor", "proofs"]
 )
 def test_a_quick_study_writes_its_results_and_is_not_repeated(name, tmp_path, monkeypatch, capsys):
-    if name == "molecules":
-        pytest.importorskip("rdkit")
+    if package := {"molecules": "rdkit", "proofs": "z3"}.get(name):
+        pytest.importorskip(package)
     monkeypatch.setattr(cli_utils, "EXAMPLES_ROOT", str(tmp_path / "models"))
     study = importlib.import_module(f"tinker_cookbook.recipes.research.{name}")
     config = study.Config(quick=True, seeds=[0], log_path=str(tmp_path / "study"))
@@ -52,6 +52,52 @@ def test_a_molecule_is_counted_as_rdkit_counts_it():
         assert target.rings == len(chem.GetSSSR(molecule))
     for wrong in ("", "C(", "C1CC", "CC(C)(C)(C)C", "CF", "C.C", "[NH4+]", "[13CH4]"):
         assert molecules.target_of(wrong) is None
+
+
+def test_a_proof_is_accepted_only_if_its_three_statements_are_true():
+    pytest.importorskip("z3")
+    proofs = importlib.import_module("tinker_cookbook.recipes.research.proofs")
+    rng, numbers = random.Random(0), range(-60, 60)
+    seen = set()
+    for _ in range(300):
+        # Some of these claims are false, so that no attempt proves them.
+        claim = proofs.Claim(rng.randint(4, 16), rng.choice((-4, -2, 3, 5)), rng.randint(0, 20))
+        attempt = proofs.an_attempt(claim, rng)
+        statement = compile(attempt, "attempt", "eval")
+        inside = {x for x in numbers if eval(statement, {"x": x})}
+        kept = all(eval(statement, {"x": x + claim.change}) for x in inside)
+        expected = (
+            "base fails" if claim.start not in inside
+            else "step fails" if not kept
+            else "claim fails" if claim.excluded in inside
+            else proofs.PROVED
+        )  # fmt: skip
+        assert proofs.check(claim, attempt) == expected, (claim, attempt)
+        seen.add(expected)
+    assert seen == {*proofs.FAILURES[1:], proofs.PROVED}
+    claim = proofs.Claim(4, 2, 3)
+    assert proofs.check(claim, "x % 2 == 0") == proofs.PROVED
+    # A hypothesis that no number has would imply everything; the base excludes it.
+    assert proofs.check(claim, "x % 2 == 5") == "base fails"
+    for text in ("", "x", "x >= y", "x % 0 == 0", "x % 00 == 4", "x >= 4 ", "x >= 4\nx >= 4"):
+        assert proofs.check(claim, text) == "not a proof"
+    assert all(proofs.check(one, proofs.a_proof(one, rng)) == proofs.PROVED
+               for one in rng.sample(proofs.true_claims(), 100))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("explained", "reply", "second", "reward"),
+    [(True, "step fails", "x >= 4", 1), (False, "wrong", "x <= 4", 0)],
+)
+def test_a_second_proof_is_the_last_and_follows_the_message(explained, reply, second, reward):
+    pytest.importorskip("z3")
+    proofs = importlib.import_module("tinker_cookbook.recipes.research.proofs")
+    env = proofs.ProofEnv(proofs.Problem(proofs.Claim(4, 2, 3), 2, explained))
+    result = asyncio.run(env.step({"role": "assistant", "content": "x <= 4"}))
+    assert (result.reward, result.episode_done) == (0, False)
+    assert [one["content"] for one in result.next_messages][1:] == ["x <= 4", reply]
+    result = asyncio.run(env.step({"role": "assistant", "content": second}))
+    assert (result.reward, result.episode_done) == (reward, True)
 
 
 @pytest.mark.parametrize(("labelled", "rewards"), [(True, [0, 0, 0]), (False, [0.5, 0.5, 0])])
