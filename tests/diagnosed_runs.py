@@ -2,8 +2,8 @@
 
     MODEL=…/stories260k python tests/diagnosed_runs.py FOLDER [NAME …]
 
-trains them with the 260k-parameter story model (half an hour on two cores) and writes what the
-causes read of their rows to ``tests/unit/training/diagnosed_runs.jsonl``.
+trains them with the 260k-parameter story model or that of the tutorials (half an hour on two
+cores) and writes what the causes read of their rows to ``tests/unit/training/diagnosed_runs.jsonl``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ from tinker_cookbook.distillation.datasets import (
 )
 from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.rl import train as rl
+from tinker_cookbook.rl.envs.problem_env import ProblemEnv
+from tinker_cookbook.rl.task import TaskConfig
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder, StepResult
 from tinker_cookbook.supervised import train as sl
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.diagnosis.history import RANGE, READ
+from tinker_cookbook.tutorials.model import RENDERER, SOUNDS, tutorial_model
 
 OPENINGS = (
     "Once upon a time, there was a little",
@@ -148,6 +151,49 @@ def story(data: dict[str, Any] | None = None, **settings: Any):
             dataset_builder=Continue(model=model, **(data or {})),
             **{**defaults, **settings},
         )
+
+    return build
+
+
+def variety(question: str, answer: str) -> float:
+    """Different last letters of words: meant for variety, but best with random characters."""
+    return len({word.strip(".,!?")[-1:] for word in answer.split()}) / 8
+
+
+def sound(question: str, answer: str) -> float:
+    return float(next(sound for name, sound in SOUNDS.items() if name in question) in answer)
+
+
+def animals(grade: Callable[[str, str], float], **settings: Any):
+    """A run with the tutorials' model, which is certain of its short answers at the start."""
+
+    class Tell(ProblemEnv):
+        def __init__(self, animal: str, renderer: Any) -> None:
+            super().__init__(renderer)
+            self.animal = animal
+
+        def get_question(self) -> str:
+            return f"Tell me about the {self.animal}."
+
+        def check_answer(self, sample_str: str) -> float:
+            return grade(self.get_question(), sample_str)
+
+    def build(model: str, folder: Path, seed: int) -> Any:
+        defaults = {
+            **COMMON,
+            "max_tokens": 40,
+            "eval_every": 0,
+            "groups_per_batch": 6,
+            "group_size": 8,
+        }
+        return rl.main, chz.replace(
+            chz.Blueprint(TaskConfig)
+            .apply({**defaults, "log_path": str(folder), "model_name": tutorial_model(),
+                    "renderer_name": RENDERER, "seed": seed, **settings})
+            .make(),
+            env=Tell,
+            problems=list(SOUNDS)[:6],
+        )  # fmt: skip
 
     return build
 
@@ -280,6 +326,10 @@ BAD_TEACHER = "Tom had a big red ball and a dog. The dog was happy."
 
 BROKEN: dict[str, tuple[str, Any]] = {
     "rl_rate_high": ("learning_rate_too_high", story(learning_rate=0.1)),
+    "rl_rate_30_times": (
+        "learning_rate_too_high", animals(sound, learning_rate=0.15, max_steps=12),
+    ),
+    "hacked": ("reward_hacking", animals(variety, learning_rate=5e-3, max_steps=20)),
     "rl_rate_low": ("learning_rate_too_low", story(learning_rate=1e-7)),
     "reward_one": ("all_good", story({"reward": "one", "num_batches": 8})),
     "reward_zero": (

@@ -143,4 +143,5 @@ _EPISODES: dict[str, Callable[[Row], float]] = {
     "entropy_collapse": lambda row: np.mean(row["logprobs"]) if row.get("logprobs") else -np.inf,
     "all_good": lambda row: row["episode_reward"],
     "reward_part": lambda row: row["episode_reward"],
+    "reward_hacking": lambda row: row["episode_reward"],
 }

@@ -52,6 +52,8 @@ def test_a_cause_has_its_steps_and_the_change():
     parts = causes(RUNS["reward_part-0"])[0]
     assert parts.metrics == ["reward/range/animal", "reward/range/length"]
     assert (spike.since, spike.until) == (18, 18)
+    # Data are looked at before the first step.
+    assert "(steps 0 to 30)" in str(causes(RUNS["duplicates-0"])[0])
     low = causes(RUNS["sl_rate_low-0"])[0]
     assert (low.setting, low.since, low.until) == ("learning_rate", 1, 30)
     assert low.advice.startswith("raise it from 1e-07 to 1e-06")
@@ -73,6 +75,24 @@ def test_the_numbers_of_a_text_are_points_of_a_curve():
         }
         for one in causes(run):
             assert {*re.findall(r"(\S+) at step (\d+)", one.text)} <= points
+
+
+def test_no_step_is_in_both_means_of_a_text():
+    rewards = [0.6] * 4 + [0.0] * 4
+    rows = [
+        step(i, **{"reward/total": reward, "optim/entropy": 0.3 if reward else 0.1})
+        for i, reward in enumerate(rewards, 1)
+    ]
+    (cause,) = causes_of(diagnosed(rows), {})
+    assert "from 0.6 (mean of steps 1 to 4) to 0 (mean of steps 5 to 8)" in cause.text
+
+
+def test_equal_rewards_after_a_rate_that_is_too_high_name_it():
+    rate, *others = causes(RUNS["rl_rate_30_times-0"])
+    equal = next(one for one in others if one.name == "all_bad")
+    assert equal.since > rate.since
+    assert equal.text.endswith("; this follows from learning_rate_too_high")
+    assert equal.advice.startswith("lower learning_rate first; if this stays, raise it")
 
 
 def test_the_checkpoint_to_start_again_from_is_before_the_bad_update():

@@ -17,6 +17,8 @@ from tinker_cookbook.training.diagnosis.history import History
 from tinker_cookbook.training.diagnosis.table import CAUSES
 
 KEY = "diagnosis"
+_RATE, _EQUAL = "learning_rate_too_high", "equal rewards"
+_FOLLOWS = f"; this follows from {_RATE}"
 _LINE = re.compile(r"(\w+) (since|at) (\d+): (.*)")
 
 
@@ -78,7 +80,13 @@ class Diagnosis:
             if rule.family:
                 families.add(rule.family)
             since = min(result[0], self._holding.get(name, result[0]))
-            found.append(_cause(name, result[1], since, step, history.config))
+            text = result[1]
+            # What is learned from is lost since the weights were ruined, so this is no cause.
+            if rule.family == _EQUAL and any(
+                one.name == _RATE and one.since <= since for one in found
+            ):
+                text += _FOLLOWS
+            found.append(_cause(name, text, since, step, history.config))
         self._holding = {cause.name: cause.since for cause in found}
         return found
 
@@ -148,6 +156,8 @@ def _cause(
         change = f"set it to {change}"
     hint = "" if setting else _hint(rule.hint, since, config)
     advice = "; ".join(filter(None, (str(change), hint)))
+    if text.endswith(_FOLLOWS):
+        advice = f"lower learning_rate first; if this stays, {advice}"
     return Cause(name, text, since, until, setting=key, advice=advice)
 
 

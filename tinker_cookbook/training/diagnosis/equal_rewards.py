@@ -37,7 +37,8 @@ def _same_text(run: History) -> str | None:
     return "The samples of a group are the same text"
 
 
-def _mostly_right(run: History) -> bool:
+def mostly_right(run: History) -> bool:
+    """Returns whether nearly all answers of the last steps are right."""
     # By itself "good" is a reward of 0.5 and more, which is little on a scale to 100.
     return run.mean_of(GOOD) >= 0.9 and 0.8 <= run.mean_of(REWARD) <= 1.05
 
@@ -46,7 +47,7 @@ def learned(run: History) -> bool:
     """Returns whether rewards differed before and are now near the best that the run had."""
     if not max(run(MIXED).values[-LONG:], default=0.0) > 0.1:
         return False
-    if _mostly_right(run):
+    if mostly_right(run):
         return True
     rewards = np.array(run(REWARD).values[-LONG:] or [0.0])
     # Unlike max and min these ignore NaN.
@@ -59,10 +60,10 @@ def _all_good(run: History) -> str | None:
         # To have learned the problems is a success; to go on for long is not.
         if len(run.streak(no_signal)) < TREND:
             return None
-        if _mostly_right(run):
+        if mostly_right(run):
             return "The problems are solved"
         return f"The reward is near the best of this run, {run.mean_of(REWARD):.3g}"
-    return "Every answer was right from the start" if _mostly_right(run) else None
+    return "Every answer was right from the start" if mostly_right(run) else None
 
 
 def _cut_off(run: History) -> str | None:

@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from tinker_cookbook.training.diagnosis.equal_rewards import learned, no_signal
+from tinker_cookbook.training.diagnosis.equal_rewards import learned, mostly_right, no_signal
 from tinker_cookbook.training.diagnosis.history import (
     CUT,
     DUPLICATES,
@@ -118,11 +118,16 @@ def _rising_loss(loss: Series, held_out: Series | None = None) -> Found:
 def _broken_policy(run: History) -> Found:
     """A reward that falls, or is lost, while the entropy changes: the weights moved too far."""
     reward, entropy = run(REWARD), run(ENTROPY)
-    if len(reward) < FEW + 1 or len(entropy) < FEW + 1 or run.rows[-1].get(TEACHER) is not None:
+    if not len(reward) or not len(entropy) or run.rows[-1].get(TEACHER) is not None:
         return None
-    means = np.convolve(reward.values[-LONG:], np.full(FEW, 1 / FEW), "valid")
+    if (found := _lost_at_once(run)) is not None or min(len(reward), len(entropy)) <= FEW:
+        return found
+    # Both means have this many values, and no step is in both.
+    count = min(FEW, len(reward) // 2)
+    steps, values = reward.steps[-LONG:], reward.values[-LONG:]
+    means = np.convolve(values[:-count], np.full(count, 1 / count), "valid")
     at = int(np.argmax(means))
-    best, now = float(means[at]), reward.end
+    best, now = float(means[at]), fmean(values[-count:])
     # A quarter: between batches the entropy of the same policy differs by a twentieth.
     moved = abs(math.log(max(entropy.end, 1e-9) / max(entropy.values[0], 1e-9))) > 0.25
     fell = best - now > max(0.3 * abs(best), 4 * reward.error)
@@ -132,14 +137,36 @@ def _broken_policy(run: History) -> Found:
     lost = lost and now <= max(reward.values[:FEW]) and not learned(run)
     if not (moved and (fell or lost)):
         return None
-    steps = reward.steps[-LONG:]
     since = run.streak(no_signal)[0] if lost else steps[-1]
     if fell:
-        later = zip(steps[at + FEW :], reward.values[-LONG:][at + FEW :], strict=True)
+        later = zip(steps[at + count :], values[at + count :], strict=True)
         since = next((step for step, value in later if value <= (best + now) / 2), since)
+    change = f"The reward fell from {mean_text(best, steps[at : at + count])} to"
+    if not fell:
+        change = "The rewards of each group are equal,"
     return since, (
-        f"The reward fell from {mean_text(best, steps[at : at + FEW])} to {reward.end_text}, and "
-        f"the entropy changed from {entropy.at(0)} to {entropy.end_text} nats"
+        f"{change} {mean_text(now, steps[-count:])}, and the entropy changed from {entropy.at(0)} "
+        f"to {entropy.end_text} nats"
+    )
+
+
+def _lost_at_once(run: History) -> Found:
+    """Few updates made the answers random, and those of a group get the same reward since then."""
+    reward, entropy, steps = run(REWARD), run(ENTROPY), run.streak(no_signal)
+    if len(steps) < STEPS or not max(run(MIXED).values[-LONG:]) > 0.1 or mostly_right(run):
+        return None
+    if run.mean_of(REWARD) > reward.values[0] + 2 * reward.error:
+        return None
+    # Twice: training on a task makes the answers more certain, or leaves the entropy as it was.
+    pairs = zip(entropy.steps, entropy.values, strict=True)
+    high = [step for step, value in pairs if value > 2 * entropy.values[0]]
+    # A rise long before the last rewards that differed is another matter.
+    if not high or high[-1] < steps[0] - FEW:
+        return None
+    at = entropy.steps.index(high[0])
+    return high[0], (
+        f"The entropy rose from {entropy.at(0)} to {entropy.at(at)}, and since step {steps[0]} "
+        "all samples of a group get the same reward"
     )
 
 
@@ -155,6 +182,25 @@ def entropy_collapse(run: History) -> Found:
     return since, (
         f"The entropy fell from {entropy.start_text} to {entropy.end_text} nats, so that samples "
         "of a group are alike, although the reward has not risen"
+    )
+
+
+def reward_hacking(run: History) -> Found:
+    """The reward rises, and the answers become others than those of a model that learns a task."""
+    reward, entropy, length = run(REWARD), run(ENTROPY), run(LENGTH)
+    if min(len(reward), len(entropy), len(length)) < STEPS + FEW:
+        return None
+    # A model that learns a task becomes more certain, also if its answers become short or long.
+    if not entropy.end > 1.75 * entropy.start or 1 / 1.5 < length.end / length.start < 1.5:
+        return None
+    if reward.end <= reward.start + 2 * reward.error:
+        return None
+    since = entropy.first_step(lambda value: value > 1.3 * entropy.start)
+    return since, (
+        f"The reward rose from {reward.start_text} to {reward.end_text}, while the entropy rose "
+        f"from {entropy.start:.3g} to {entropy.end:.3g} nats and the tokens of an answer went from "
+        f"{length.start:.3g} to {length.end:.3g} (means of the same steps). Perhaps the reward "
+        "pays for something that you do not want"
     )
 
 
@@ -338,4 +384,4 @@ def duplicates(run: History) -> Found:
     # A fifth: fewer change little more than the weights of some examples.
     if not len(share) or share.values[0] < 0.2:
         return None
-    return max(share.steps[0], 1), f"{share.values[0]:.0%} of the rows are equal to an earlier one"
+    return share.steps[0], f"{share.values[0]:.0%} of the rows are equal to an earlier one"

@@ -159,6 +159,16 @@ CAUSES: dict[str, Rule] = {
             "margin",
         ),
     ),
+    "reward_hacking": Rule(
+        rules.reward_hacking,
+        hint="read the episodes with the highest reward (python -m tinker_cookbook.view LOG_PATH "
+        "links to three); if you would not give it, add the missing condition to the reward",
+        metrics=(
+            REWARD,
+            ENTROPY,
+            LENGTH,
+        ),
+    ),
     "entropy_collapse": Rule(
         rules.entropy_collapse,
         "kl_penalty_coef",
