@@ -3,7 +3,8 @@
     MODEL=…/stories260k python tests/diagnosed_runs.py FOLDER [NAME …]
 
 trains them with the 260k-parameter story model or that of the tutorials (half an hour on two
-cores) and writes what the causes read of their rows to ``tests/unit/training/diagnosed_runs.jsonl``.
+cores) and writes what the causes read of their rows to
+``tests/unit/training/diagnosed_runs.jsonl``.
 """
 
 from __future__ import annotations
