@@ -111,9 +111,9 @@ def use_lines(settings: Any, sampler_path: str) -> list[str]:
         address = url.rstrip("/") + "/oai/api/v1"
         lines.append(f"OpenAI's API base_url={address} model={sampler_path}")
     where = [word for word in chat if word.startswith(("backend=", "base_url="))]
+    exports = [("export", "my-adapter"), ("merge", "my-model")]
     # Weights that were all trained are no adapter.
-    is_adapter = getattr(settings, "lora_rank", None) != 0
-    for action, out in (("export", "my-adapter"), ("merge", "my-model")) if is_adapter else ():
+    for action, out in exports[getattr(settings, "lora_rank", None) == 0 :]:
         words = (action, weights, f"out={out}", *where)
         lines.append(f"{action:<13}{program_command('tinker_cookbook.weights', *words)}")
     return lines

@@ -141,7 +141,9 @@ def write_merged(
         WeightsMergeError: Adapter and base model do not fit, or the merged model computes other
             log-probabilities than the engine.
     """
-    if strategy == "auto":
+    if checkpoint.weights:
+        strategy = "full"
+    elif strategy == "auto":
         try:
             files = weight_files(checkpoint.base_folder)
             by_file(checkpoint.updates, {k for f in files for k in read_header(f)}, "")
@@ -217,12 +219,13 @@ def _check_weights(
             )
             check_stored(name, found[name].to(rounded.dtype), rounded)
         count = len(wanted)
-    return f"each of the {count} tensors is W + s B A, or that of the base model, rounded once"
+    source = "that of the run" if checkpoint.weights else "W + s B A, or that of the base model"
+    return f"each of the {count} tensors is {source}, rounded once"
 
 
 def _merge_loaded(checkpoint: Checkpoint, folder: Path, dtype: str) -> MergeReport:
     """Merges like ``merge_files``, but loads the whole model; for models without safetensors."""
-    report = MergeReport(merged=len(checkpoint.updates))
+    report = MergeReport(merged=len(checkpoint.weights or checkpoint.updates))
     model = _loaded_sum(checkpoint, report)
     target, state = getattr(torch, dtype), model.state_dict()
     for name, weight in state.items():
@@ -237,8 +240,21 @@ def _merge_loaded(checkpoint: Checkpoint, folder: Path, dtype: str) -> MergeRepo
 
 
 def _loaded_sum(checkpoint: Checkpoint, report: MergeReport) -> Any:
-    """Returns the base model in float32 with the updates added to its weights."""
+    """Returns the base model in float32 with the updates added to its weights, or with the
+    weights of a run that trained all of them."""
     model = loaded_model(checkpoint.base_folder)
+    if checkpoint.weights:
+        for name, parameter in model.named_parameters():
+            weight = checkpoint.weights.get(name)
+            if weight is None or weight.shape != parameter.shape:
+                raise WeightsMergeError(
+                    f"{checkpoint.name}: tensor {name!r} is missing or has another shape than in "
+                    f"{checkpoint.base_model}; it is not its base model"
+                )
+            change = (weight - parameter.data).abs().max().item()
+            report.largest_change = max(report.largest_change, change)
+            parameter.data.copy_(weight)
+        return model
     head = model.get_output_embeddings()
     if HEAD in checkpoint.updates and is_tied(checkpoint.base_folder):
         # Untie the head before it is changed.

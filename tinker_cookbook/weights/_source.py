@@ -28,6 +28,8 @@ _SIDES = {".lora_A.weight": "a", ".lora_B.weight": "b"}
 # Name of the head in the service -> name in transformers.
 _HEAD_ALIASES = ("model.unembed_tokens", "unembed_tokens")
 RENDERER = "renderer_name"
+FULL_WEIGHTS = "FULL_WEIGHTS"
+"""``peft_type`` of a checkpoint that has all weights."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Checkpoint:
     """``adapter_config.json``."""
     metadata: dict[str, str] = field(default_factory=dict)
     """``user_metadata`` of the run, such as ``renderer_name`` and ``log_path``."""
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    """All weights, if the run trained them (``lora_rank=0``); then ``updates`` is empty."""
 
     def with_renderer(self, name: str | None) -> Checkpoint:
         """Returns this checkpoint with another chat format than the run's; None keeps the run's."""
@@ -92,6 +96,7 @@ def open_checkpoint(
     base_model: str | None = None,
     backend: str = "auto",
     base_url: str | None = None,
+    all_weights: bool = False,
 ) -> Checkpoint:
     """Opens a checkpoint and finds its base model.
 
@@ -102,6 +107,7 @@ def open_checkpoint(
             is a folder on another machine.
         backend: Where a ``tinker://`` path is looked up; see ``connect``.
         base_url: URL of a Tinker server.
+        all_weights: Accept a checkpoint of all weights (``lora_rank=0``).
 
     Raises:
         CheckpointError: There is no such checkpoint, or it is damaged.
@@ -122,6 +128,13 @@ def open_checkpoint(
     check_same_base(path, stated, name)
     folder = resolve_model(name).folder
     check_base_digest(path, metadata.get(fmt.BASE_DIGEST, ""), folder)
+    if config.get("peft_type") == FULL_WEIGHTS:
+        if not all_weights:
+            raise WeightsAdapterError(
+                f"{path}: has all weights of the model (lora_rank=0), expected an adapter; "
+                f"`python -m tinker_cookbook.weights merge {path} out=FOLDER` writes the model"
+            )
+        return Checkpoint(path, name, folder, {}, config, metadata, tensors)
     updates = by_module(low_rank_updates(tensors, config, path), folder, path)
     return Checkpoint(path, name, folder, updates, config, metadata)
 

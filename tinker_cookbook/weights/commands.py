@@ -103,7 +103,7 @@ def _write(settings: ExportSettings, write: Callable[..., Proof]) -> None:
         if not settings.verify:
             raise ConfigurationError("vllm_python: needs verify=True; leave one of the two out")
         vllm_python = check_vllm_python(vllm_python)
-    checkpoint = settings.open()
+    checkpoint = settings.open(all_weights=isinstance(settings, MergeSettings))
     with new_folder(out) as folder:
         proof = write(
             checkpoint,

@@ -293,7 +293,11 @@ def _score(
     base = engine.base_model(name)
     if base.image_refusal:
         prompts = [one for one in prompts if not isinstance(one, Probe)]
-    terms = adapter_of(checkpoint, base).terms(base.dtype)
+    if checkpoint.weights:
+        weights, terms = checkpoint.weights, {}
+        base = BaseModel(name, base.folder, base.device, base.dtype, weights=weights)
+    else:
+        terms = adapter_of(checkpoint, base).terms(base.dtype)
     scores = []
     for prompt in prompts:
         tokens = prompt.tokens if isinstance(prompt, Probe) else np.array(prompt)

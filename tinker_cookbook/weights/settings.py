@@ -29,7 +29,7 @@ class CheckpointSettings:
         default=None, doc="Chat format of the chat template and the stops; default: the run's"
     )
 
-    def open(self) -> Checkpoint:
+    def open(self, all_weights: bool = False) -> Checkpoint:
         """Reads the checkpoint; see ``open_checkpoint``."""
         if self.renderer_name is not None:
             check_renderer_name(self.renderer_name)
@@ -38,6 +38,7 @@ class CheckpointSettings:
             base_model=self.base_model,
             backend=self.backend,
             base_url=self.base_url,
+            all_weights=all_weights,
         )
         return checkpoint.with_renderer(self.renderer_name)
 

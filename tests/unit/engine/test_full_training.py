@@ -11,9 +11,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from recipes.tiny_models.llama import word_tokenizer
 from tinker_cookbook.backends.connect import connect
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, WeightsAdapterError
 from tinker_cookbook.rl.train import Config
 from tinker_cookbook.training.config import check_model
+from tinker_cookbook.weights import commands
 
 PROMPT = tinker.ModelInput.from_ints([3, 1, 4])
 GREEDY = tinker.SamplingParams(max_tokens=4, seed=0)
@@ -121,6 +122,24 @@ def test_the_weights_are_those_of_torch_and_resume_exactly(model, tmp_path):
         path = resumed.save_weights_for_sampler("end").result().path
         loaded = service.create_sampling_client(model_path=path).result()
         assert loaded.compute_logprobs(tinker.ModelInput.from_ints(tokens)).result() == scores
+
+
+def test_merge_writes_a_model_of_transformers(model, tmp_path):
+    with connect("local", device="cpu", dtype="float32") as connection:
+        client = connection.service.create_lora_training_client(model, rank=0).result()
+        client.forward_backward(batch(0), "cross_entropy")
+        client.optim_step(ADAM).result()
+        path = client.save_weights_for_sampler("end").result().path
+        trained = {name: weight.detach().clone() for name, weight in weights_of(client).items()}
+    out = tmp_path / "out"
+    with pytest.raises(WeightsAdapterError, match=r"has all weights.*weights merge tinker://"):
+        commands.export(commands.ExportSettings(model_path=path, out=str(out)))
+    commands.merge(commands.MergeSettings(model_path=path, out=str(out), dtype="float32"))
+    loaded = AutoModelForCausalLM.from_pretrained(out)
+    expected = AutoModelForCausalLM.from_pretrained(model)
+    expected.load_state_dict(trained, strict=False)
+    tokens = torch.tensor([PROMPT.to_ints()])
+    assert torch.equal(loaded(tokens).logits, expected(tokens).logits)
 
 
 def test_what_rank_0_cannot_do_is_refused(model, tmp_path, monkeypatch):
