@@ -96,8 +96,9 @@ class TinkerPath:
         if not path.startswith(SCHEME):
             raise CheckpointError(
                 f"checkpoint path: got {path!r}, expected {expected}. save_state and "
-                "save_weights_for_sampler return such paths; checkpoints.jsonl in the run's "
-                "log_path lists them."
+                "save_weights_for_sampler return such paths; of the run in LOG_PATH, "
+                "tinker_cookbook.checkpoint_utils.get_last_checkpoint(LOG_PATH).sampler_path is "
+                "the newest, and LOG_PATH/checkpoints.jsonl lists all"
             )
         parts = path.removeprefix(SCHEME).split("/")
         if len(parts) != 3 or parts[1] not in KINDS:
