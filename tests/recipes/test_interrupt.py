@@ -46,6 +46,7 @@ def test_ctrl_c_prints_the_command_that_continues(recipe_runs):
     stopped = interrupt(recipe_runs, "ctrl-c", 8)
     assert stopped.returncode == 130
     assert "stopped by Ctrl-C" in stopped.stdout
+    assert "save_every=None" not in stopped.stdout
     assert "Traceback" not in stopped.stderr
     assert len(recipe_runs.rows("ctrl-c")) < len(recipe_runs.rows("straight"))
     # What was printed runs as it stands, in a shell's words.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from statistics import fmean
 
 import pytest
 from homes import new_home
@@ -12,8 +13,10 @@ from homes import new_home
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.lock import RunLock
 from tinker_cookbook.run.paths import existing_parent
+from tinker_cookbook.run.scan import read_run_folder
 from tinker_cookbook.runs import inventory, remove
 from tinker_cookbook.runs.__main__ import COMMANDS
+from tinker_cookbook.runs.compare import compare_metric
 from tinker_cookbook.utils.command_line.subcommands import run_subcommand
 
 HOST = socket.gethostname()
@@ -37,7 +40,7 @@ def answer(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
-def weights(home, run_id, log_path, host=HOST):
+def weights(home, run_id, log_path, host: str | None = HOST):
     folder = home / "runs" / run_id / "weights" / "final"
     folder.mkdir(parents=True)
     (folder / "adapter_model.safetensors").write_bytes(b"x" * 1000)
@@ -118,6 +121,27 @@ def test_compare(home, tmp_path, capsys, b, verdict):
     assert "learning_rate  0.1  0.2" in capsys.readouterr().out
     with pytest.raises(ConfigurationError, match=r"'loss' is in no row .* It has: step,"):
         run("compare", "a", "b", "metrics=loss")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "error", "of"),
+    [
+        ([1.0] * 4, 0.153, "4 test episodes"),  # sqrt(6/8 * 2/8 / 8)
+        ([0.0, 1.0] * 50, 0.049, "100 test episodes"),  # sqrt(1/4 / 104)
+        ([0.5, 0.25, 1.0], None, "3 test episodes, too few or too equal for an error"),
+        ([0.5] * 20, None, "20 test episodes, too few or too equal for an error"),
+    ],
+)
+def test_the_error_of_few_test_episodes_is_not_0(tmp_path, rewards, error, of):
+    name = "test/env/all/reward/total"
+    folder = logs(tmp_path / "a", "ra")
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 5, name: fmean(rewards)}) + "\n")
+    (folder / "iteration_000005").mkdir()
+    rows = [json.dumps({"total_reward": reward}) for reward in rewards]
+    path = folder / "iteration_000005" / "eval_test_rollout_summaries.jsonl"
+    path.write_text("\n".join(rows) + "\n")
+    _, end, *_ = compare_metric(name, *[read_run_folder(folder)] * 2, last=10)
+    assert (end.error, end.of) == (error and pytest.approx(error, abs=5e-4), of)
 
 
 def test_rm_takes_the_log_folder_and_the_weights_and_nothing_in_use(

@@ -35,6 +35,7 @@ from tinker_cookbook.eval.benchmarks.registry import task_names
 from tinker_cookbook.eval.report import EvalProgress, curve_table, result_table
 from tinker_cookbook.eval.run.answers import (
     EVAL_ROOT,
+    SETTINGS,
     default_folder,
     record_run,
     record_scores,
@@ -59,8 +60,6 @@ from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.terminal import get_console
 
 _DEFAULT_MAX_TOKENS = BenchmarkConfig.max_tokens
-SETTINGS = "settings.json"
-"""Name of the file in the output folder that ``config=`` reads, without the API key."""
 
 
 @chz.chz
@@ -73,8 +72,8 @@ class Config(SamplingModelSettings):
     )
     match: str = chz.field(
         default="exact",
-        doc="How answers to a file of questions are compared: exact, regex, math, or judge:TEXT, "
-        "where TEXT is a yes/no question to the judge model",
+        doc="How answers to a file of questions are compared: exact, regex, math, letter, or "
+        "judge:TEXT, where TEXT is a yes/no question to the judge model",
     )
     limit: int | None = chz.field(default=None, doc="First problems of each task; default: all")
     num_samples: int = chz.field(
@@ -310,8 +309,9 @@ def _report(folder: Path, results: dict[str, BenchmarkResult]) -> None:
         if result.pass_at_k:
             never, always = (result.metrics[f"{kind}_solved"] for kind in ("never", "always"))
             say(
-                f"{name}: {never:.0f} problems are never solved, {always:.0f} always; only the "
-                f"others ({result.metrics['mixed_share']:.0%}) have a gradient in group-based RL"
+                f"{name}: {never:.0f} problems never get the full reward, {always:.0f} always; "
+                f"only the {result.metrics['mixed_share']:.0%} whose answers get different rewards "
+                "have a gradient in group-based RL"
             )
         if "acc_norm" in result.metrics:
             say(f"{name}: acc_norm {result.metrics['acc_norm']:.1%}")
@@ -330,7 +330,8 @@ def _report(folder: Path, results: dict[str, BenchmarkResult]) -> None:
     say(
         f"files: {folder}/TASK/trajectories.jsonl, result.json; summary.json\n"
         f"repeat: {program_command('tinker_cookbook.eval', *again)}\n"
-        f"show wrong answers: {program_command('tinker_cookbook.eval.show', *show)}\n"
+        "show answers below the full reward: "
+        f"{program_command('tinker_cookbook.eval.show', *show)}\n"
         f"compare with another model: {program_command('tinker_cookbook.eval.compare', *other)}"
     )
 

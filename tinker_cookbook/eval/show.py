@@ -25,7 +25,7 @@ class Config:
     task: str | None = chz.field(default=None, doc="Task; default: the first one")
     idx: int | None = chz.field(default=None, doc="Index of one problem; default: all problems")
     correct_only: bool = chz.field(default=False, doc="Only right answers")
-    incorrect_only: bool = chz.field(default=False, doc="Only graded answers that are not right")
+    incorrect_only: bool = chz.field(default=False, doc="Only answers below the full reward")
     errors_only: bool = chz.field(default=False, doc="Only answers without a grade")
     limit: int = chz.field(default=3, doc="Maximum number of answers to print")
 

@@ -27,6 +27,8 @@ from tinker_cookbook.utils.terminal import get_console
 
 _CLEAR = 2.0
 """Standard errors by which a difference is called clear."""
+_FEW = 8
+"""Episodes; of fewer the spread of rewards is not known."""
 # They differ in any two runs, and change no result.
 _NAMES = {"log_path", "wandb_name", "session_name", FOLDER_KEY}
 
@@ -120,8 +122,8 @@ def _end(run: RunFolder, metric: str, values: dict[int, float], last: int) -> En
         return EndValue(*_mean(final), f"last {len(final)} rows")
     step = max(values)
     rewards = _test_rewards(run.path, step) if metric == "test/env/all/reward/total" else []
-    if len(rewards) > 1:
-        return EndValue(values[step], _mean(rewards)[1], f"{len(rewards)} test episodes")
+    if rewards:
+        return EndValue(values[step], *_error_of(rewards))
     return EndValue(values[step], None, f"evaluation at step {step}")
 
 
@@ -130,6 +132,19 @@ def _test_rewards(folder: Path, step: int) -> list[float]:
     file = folder / f"iteration_{step:06d}" / "eval_test_rollout_summaries.jsonl"
     rewards: list[Any] = [row.get("total_reward") for row in read_rows(file)]
     return [float(reward) for reward in rewards if type(reward) in (int, float)]
+
+
+def _error_of(rewards: Sequence[float]) -> tuple[float | None, str]:
+    """Returns the standard error of the mean reward of episodes, and what it is computed from."""
+    count, of = len(rewards), f"{len(rewards)} test episodes"
+    if {*rewards} <= {0.0, 1.0}:
+        # Agresti and Coull (1998): with two more right and two more wrong answers, the error is
+        # not 0 when all answers are right or wrong.
+        share = (sum(rewards) + 2) / (count + 4)
+        return math.sqrt(share * (1 - share) / (count + 4)), of
+    if count < _FEW or len({*rewards}) == 1:
+        return None, f"{of}, too few or too equal for an error"
+    return _mean(rewards)[1], of
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float]:

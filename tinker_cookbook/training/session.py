@@ -22,6 +22,8 @@ from collections.abc import AsyncIterator, Callable, Sequence, Sized
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import chz
+
 from tinker_cookbook.backends import Connection, SamplingClient, TrainingClient
 from tinker_cookbook.backends.connect import connect_with, is_interruption
 from tinker_cookbook.checkpoint_utils import (
@@ -180,7 +182,9 @@ class TrainingSession:
         """Prints the settings, connects, and creates or restores the training client."""
         config = self.config
         self.total_steps = total_steps
-        self.print(*setting_lines(config, config.log_path))
+        every = checkpoint_interval(config, total_steps)
+        # The default, None, says nothing about when a checkpoint is there.
+        self.print(*setting_lines(chz.replace(config, save_every=every), config.log_path))
         # Stored with the run at the backend, without absent values.
         metadata = {
             "recipe": config.recipe_name,
@@ -231,7 +235,7 @@ class TrainingSession:
             self.client,
             config.log_path,
             SavePolicy(
-                save_every=checkpoint_interval(config, total_steps),
+                save_every=every,
                 save_every_tokens=config.save_every_tokens,
                 save_every_seconds=config.save_every_seconds,
                 rolling_save_every=config.rolling_save_every,

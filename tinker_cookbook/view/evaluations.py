@@ -15,6 +15,7 @@ from tinker_cookbook.eval.report import comparison_lines
 from tinker_cookbook.eval.run.answers import (
     KEYS,
     METADATA,
+    SETTINGS,
     TRAJECTORIES,
     load_result,
     load_trajectories,
@@ -50,6 +51,9 @@ def evaluation(folder: Path) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     try:
         metadata = read_json(folder / METADATA) or {}
+        # The checkpoint; the key of the answers has the folder of the base model.
+        path = (read_json(folder / SETTINGS) or {}).get("model_path")
+        metadata = {"checkpoint_path": path, **metadata}
         for name in tasks_of(str(folder)):
             # An evaluation that still runs has answers and no result.
             result = load_result(str(folder), name)

@@ -70,7 +70,7 @@ def test_a_base_model_is_evaluated_and_the_same_command_samples_nothing(
     assert "2 x 3" in shown
     assert "0.0% to " in shown
     assert "pass@k" in shown
-    assert "2 problems are never solved, 0 always; only the others (0%)" in shown
+    assert "2 problems never get the full reward, 0 always; only the 0% whose" in shown
     assert "6 answers were cut off" in shown
     assert f"eval.show {tmp_path}/out task=gsm8k" in shown
     before = (tmp_path / "out/gsm8k/trajectories.jsonl").read_bytes()

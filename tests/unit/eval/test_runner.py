@@ -22,6 +22,7 @@ from tinker_cookbook.eval.benchmarks import (
     regrade_trajectories,
     run_benchmarks,
 )
+from tinker_cookbook.eval.run.answers import summarize
 from tinker_cookbook.eval.run.logprob_run import grade_choices
 from tinker_cookbook.eval.run.runner import evaluate
 from tinker_cookbook.eval.run.sources import (
@@ -100,6 +101,21 @@ def run(benchmark, source, **settings):
     config = BenchmarkConfig(**settings)
     source.config = config
     return asyncio.run(evaluate(benchmark, source, config))
+
+
+def test_partial_rewards_that_differ_are_mixed_and_partly_right(capsys):
+    def row(problem, reward):
+        return StoredTrajectory(
+            idx=problem, benchmark="b", example_id=str(problem), reward=reward, turns=[]
+        )
+
+    rows = [row(0, 0.0), row(0, 0.33), row(1, 0.5), row(1, 0.5)]
+    result = summarize("b", rows)
+    assert (result.metrics["mixed_share"], result.metrics["never_solved"]) == (0.5, 2)
+    for one in rows[:2]:
+        print_trajectory(one)
+    assert "wrong, reward 0 " in (shown := capsys.readouterr().out)
+    assert "partly right, reward 0.33" in shown
 
 
 def test_several_answers_to_a_problem_are_one_request_and_get_their_statistics(tmp_path):

@@ -31,6 +31,7 @@ from tinker_cookbook.training import session
 from tinker_cookbook.utils import logtree
 from tinker_cookbook.utils.trace import IterationWindow, save_gantt_chart_html
 from tinker_cookbook.view.app import make_app
+from tinker_cookbook.view.evaluations import evaluation
 from tinker_cookbook.view.page import page_html
 from tinker_cookbook.view.report import write_report
 
@@ -113,6 +114,13 @@ def write_sweep(folder):
         SweepRun(
             Point(name, settings, settings), "recipes.rl_basic", settings, folder / name
         ).finish(0)
+
+
+def test_an_evaluation_names_the_checkpoint_and_not_only_the_base_model(tmp_path):
+    write_evaluation(tmp_path, 1.0)
+    assert evaluation(tmp_path)["model"] == "m"
+    (tmp_path / "settings.json").write_text('{"model_path": "tinker://run/weights/000005"}')
+    assert evaluation(tmp_path)["model"] == "tinker://run/weights/000005"
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeAlias
 
 from rich.markup import escape
@@ -35,6 +36,8 @@ from tinker_cookbook.utils.terminal import get_console
 
 RESULT, TRAJECTORIES, KEYS = "result.json", "trajectories.jsonl", "keys.jsonl"
 SUMMARY, METADATA, RUNS = "summary.json", "metadata.json", "runs.jsonl"
+SETTINGS = "settings.json"
+"""Settings of the evaluation command without the API key, for ``config=``."""
 
 ANSWER_LOG = "extracted"
 """Key of the log with a response's final answer: its vote in maj@k."""
@@ -219,8 +222,9 @@ def record_scores(folder: Path) -> dict[str, Any]:
 def print_trajectory(traj: StoredTrajectory) -> None:
     """Prints the conversation, the reward and the logs of an answer."""
     console = get_console()
-    verdict = "error" if traj.error else "right" if traj.correct else "wrong"
-    colour = "green" if verdict == "right" else "red"
+    graded = "right" if traj.correct else "partly right" if traj.reward > 0 else "wrong"
+    verdict = "error" if traj.error else graded
+    colour = {"right": "green", "partly right": "yellow"}.get(verdict, "red")
     console.rule(
         f"{escape(traj.benchmark)} {traj.idx} ({escape(traj.example_id)}), sample {traj.sample}: "
         f"[{colour}]{verdict}[/], reward {traj.reward:g}"
@@ -297,7 +301,8 @@ def summarize(
 
     Metrics: ``ci_low`` and ``ci_high``, unless ``aggregate`` computes a score other than the mean
     reward; ``score_completed``; with several answers to a problem ``num_problems``, ``maj@K``,
-    ``mixed_share`` (problems with right and wrong answers), ``never_solved`` and ``always_solved``.
+    ``mixed_share`` (problems with different rewards), ``never_solved`` and ``always_solved`` (full
+    reward).
     """
     graded = [row for row in rows if row.error is None]
     rewards = [row.reward for row in graded]
@@ -329,7 +334,7 @@ def summarize(
         result.pass_at_k = mean_pass_at_k(correct)
         result.metrics.update(
             num_problems=len({row.example_id for row in rows}),
-            mixed_share=sum(any(a) and not all(a) for a in correct) / len(correct),
+            mixed_share=fmean(len({row.reward for row in group}) > 1 for group in groups),
             never_solved=sum(not any(answers) for answers in correct),
             always_solved=sum(all(answers) for answers in correct),
         )

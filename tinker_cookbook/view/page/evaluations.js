@@ -39,7 +39,7 @@ const questionText = (one) => one.messages.filter((turn) => turn.role === "user"
 
 async function answersView(evaluation, task) {
   const { answers: all } = await get("answers", { name: evaluation.name, task });
-  const kinds = { all: () => true, right: (one) => !one.error && one.reward >= 1, wrong: (one) => !one.error && one.reward < 1, "cut off": (one) => one.truncated, errors: (one) => one.error };
+  const kinds = { all: () => true, right: (one) => !one.error && one.reward >= 1, "partly right": (one) => !one.error && one.reward > 0 && one.reward < 1, wrong: (one) => !one.error && one.reward <= 0, "cut off": (one) => one.truncated, errors: (one) => one.error };
   const wanted = all.filter(kinds[settings.kind] || kinds.all).filter((one) => matches(`${one.id} ${one.messages.map((turn) => turn.content).join("\n")}`, settings.text));
   return [bar(search("text", "search whole texts"), choice("show", "kind", Object.keys(kinds)), quiet(`${wanted.length} of ${all.length} answers`)),
     make("div", { class: "members" }, wanted.slice(0, 100).map((one) => make("section", { class: "episode" }, make("h3", {}, one.id, make("span", {}, one.error ? "error" : `reward ${short(one.reward)}`), one.truncated ? quiet("cut off") : null, evaluation.tasks[task].recorded ? anchor("tokens", { run: `${evaluation.name}/${task}`, tab: "episodes", step: 0, group: one.group, member: one.sample }, {}) : null), messages(one.messages), one.error ? note(one.error) : null, facts(one.logs)))),
