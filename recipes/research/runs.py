@@ -18,12 +18,21 @@ from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
 from tinker_cookbook.rl.task import TaskDatasetBuilder
-from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
+from tinker_cookbook.rl.types import (
+    Env,
+    EnvGroupBuilder,
+    Metrics,
+    RLDatasetBuilder,
+    Trajectory,
+)
 from tinker_cookbook.run.jsonl import read_rows
 from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.supervised import train as sl_train
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
-from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
+from tinker_cookbook.supervised.types import (
+    ChatDatasetBuilder,
+    ChatDatasetBuilderCommonConfig,
+)
 from tinker_cookbook.utils.command_line.entrypoint import run_to_end
 
 
@@ -68,15 +77,27 @@ def imitate(
     file = folder / "conversations.jsonl"
     rows = [json.dumps({"messages": messages}) + "\n" for messages in dialogues]
     write_atomically(file, "".join(rows).encode())
-    data = ChatDatasetBuilderCommonConfig(
-        model_name_for_tokenizer=model,
-        renderer_name=RENDERER,
-        batch_size=settings.pop("batch_size", 32),
+    common = chat_data(model, settings.pop("batch_size", 32))
+    data = FromConversationFileBuilder(common_config=common, file_path=str(file))
+    return supervise(folder, model, seed, data, **settings)
+
+
+def chat_data(model: str, batch_size: int = 32) -> ChatDatasetBuilderCommonConfig:
+    """Returns the chat format of the tiny models, for data of supervised runs."""
+    return ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=model, renderer_name=RENDERER, batch_size=batch_size
     )
+
+
+def supervise(
+    folder: Path, model: str, seed: int, data: ChatDatasetBuilder, **settings: Any
+) -> str:
+    """Trains an adapter on supervised data; returns the path of its weights."""
+    folder.mkdir(parents=True, exist_ok=True)
     config = sl_train.Config(
         log_path=str(folder),
         model_name=model,
-        dataset_builder=FromConversationFileBuilder(common_config=data, file_path=str(file)),
+        dataset_builder=data,
         seed=seed,
         eval_every=0,
         show_samples=0,
@@ -115,6 +136,14 @@ def reinforce(
         test_problems=test_problems,
         **sizes,
     )
+    rows = reinforce_on(folder, model, seed, dataset, **settings)
+    return [row for row in rows if "test/env/all/reward/total" in row]
+
+
+def reinforce_on(
+    folder: Path, model: str, seed: int, dataset: RLDatasetBuilder, **settings: Any
+) -> list[dict[str, float]]:
+    """Trains an adapter by reinforcement on a dataset; returns all rows of its metrics."""
     config = rl_train.Config(
         log_path=str(folder),
         model_name=model,
@@ -128,9 +157,7 @@ def reinforce(
     config = chz.replace(config, num_groups_to_log=0, rollout_json_export=False)
     with _output_in(folder):
         run_to_end(rl_train.main(config))
-    return [
-        row for row in read_rows(folder / "metrics.jsonl") if "test/env/all/reward/total" in row
-    ]
+    return list(read_rows(folder / "metrics.jsonl"))
 
 
 def state_of(folder: Path) -> str:

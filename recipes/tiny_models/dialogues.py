@@ -14,7 +14,7 @@ from tinker_cookbook.recipes.tiny_models.llama import (
     train,
     word_tokenizer,
 )
-from tinker_cookbook.renderers import Message, get_renderer, get_text_content
+from tinker_cookbook.renderers import Message, TrainOnWhat, get_renderer, get_text_content
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.terminal import print_line
 
@@ -35,17 +35,21 @@ def dialogues_model(
     make: Callable[[], Sequence[list[Message]]],
     pattern: str,
     quick: bool = False,
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
     **settings: Any,
 ) -> str:
     """Returns the folder of a model, which is trained on ``make()`` if it is absent.
 
-    With ``quick`` it is another one, of a few steps, to try a command.
+    With ``quick`` it is another one, of a few steps, to try a command. ``settings`` are those of
+    ``TinyModelSettings``.
     """
     folder = cli_utils.default_log_path(f"tiny_models/{name}{'-quick' * quick}")
     if quick:
         settings["steps"] = 20
     model = TinyModelSettings(output=folder, **settings)
-    make_model_once(folder, lambda: train_on_dialogues(model, make(), pattern))
+    make_model_once(
+        folder, lambda: train_on_dialogues(model, make(), pattern, train_on_what=train_on_what)
+    )
     return folder
 
 
@@ -54,11 +58,12 @@ def train_on_dialogues(
     dialogues: Sequence[list[Message]],
     pattern: str,
     words: Iterable[str] = (),
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
 ) -> None:
     """Trains a model and writes it to ``settings.output``.
 
     Args:
-        dialogues: Conversations; all assistant messages are trained.
+        dialogues: Conversations, in which ``train_on_what`` is trained.
         pattern: Regular expression whose matches are the tokens.
         words: Texts with further words, such as those of conversations that come later.
     """
@@ -77,7 +82,7 @@ def train_on_dialogues(
         rows = [
             (tokens.to_ints(), weights.tolist())
             for one in dialogues
-            for tokens, weights in renderer.build_supervised_examples(one, "all_assistant_messages")
+            for tokens, weights in renderer.build_supervised_examples(one, train_on_what)
         ]
         # With the 0.02 that suits large models, such a small one learns to copy much later.
         sizes = {"max_position_embeddings": 256, "initializer_range": 0.1}

@@ -12,6 +12,8 @@ from functools import partial
 import pytest
 
 from tinker_cookbook import cli_utils
+from tinker_cookbook.recipes.research import words_model
+from tinker_cookbook.recipes.research.judge import RulePreference, agreement
 from tinker_cookbook.recipes.research.noisy_student import SelfLabelledGroup, Sum, SumEnv
 from tinker_cookbook.rl.types import Trajectory
 from tinker_cookbook.utils.imports import tinker
@@ -19,7 +21,18 @@ from tinker_cookbook.utils.imports import tinker
 
 @pytest.mark.slow  # 5 to 10 s each
 @pytest.mark.parametrize(
-    "name", ["noisy_student", "memory", "learning_rate", "lora", "molecules", "monitor", "proofs"]
+    "name",
+    [
+        "noisy_student",
+        "memory",
+        "learning_rate",
+        "lora",
+        "molecules",
+        "monitor",
+        "proofs",
+        "judge",
+        "constitution",
+    ],
 )
 def test_a_quick_study_writes_its_results_and_is_not_repeated(name, tmp_path, monkeypatch, capsys):
     if package := {"molecules": "rdkit", "proofs": "z3"}.get(name):
@@ -111,3 +124,26 @@ def test_a_sum_without_a_label_is_rewarded_by_the_majority(labelled, rewards):
     assert [reward for reward, _ in found] == rewards
     if not labelled:
         assert found[0][1] == {"label_right": 0.0}
+
+
+def test_a_list_of_words_has_a_point_for_each_right_word_and_loses_one_for_each_fault():
+    answers = {"-cat-owl": 2, "-cat-cat": 0, "-cat-gin-tiger": -1, "": 0}
+    assert {one: words_model.points("animal", one) for one in answers} == answers
+    rng = random.Random(0)
+    for kind in words_model.SAFE:
+        for _ in range(50):
+            answer = words_model.random_answer(rng, kind)
+            better = words_model.revised(rng, kind, answer)
+            gain = words_model.points(kind, better) - words_model.points(kind, answer)
+            # A fault is replaced by a right word, or left out.
+            assert gain in ((1, 2) if words_model.faults(kind, answer) else (0,))
+
+
+def test_the_rule_agrees_with_itself_and_counts_a_tie_for_nobody():
+    answers = [("animal", one) for one in ("-cat", "-cat-owl", "-cow", "-cat", "-gin-hen", "-hen")]
+    assert asyncio.run(agreement(RulePreference(), answers)) == 1
+    labels = [
+        words_model.comparison("animal", *pair).label
+        for pair in (("-cat", "-cow"), ("-gin", "-cow"))
+    ]
+    assert labels == ["Tie", "B"]

@@ -161,7 +161,7 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
         prompt = comparison.prompt(self.convo_renderer)
         _refuse_images(comparison)
         if self._allows_headers:
-            return _with_headers(comparison, prompt)
+            return with_headers(comparison, prompt)
         # One user message with everything except a leading system prompt and declared tools.
         # Formats without system messages inside a conversation would reject the headers.
         own = comparison.prompt_conversation
@@ -182,7 +182,7 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
         """Whether the chat format renders system messages inside a conversation."""
         try:
             self.convo_renderer.build_generation_prompt(
-                _with_headers(_TRIAL, _TRIAL.prompt_conversation)
+                with_headers(_TRIAL, _TRIAL.prompt_conversation)
             )
         except RendererError:
             return False
@@ -201,7 +201,8 @@ def _as_text(message: Message) -> str:
     return f"{message['role'].capitalize()}: " + "\n".join(filter(None, texts))
 
 
-def _with_headers(comparison: Comparison, prompt: list[Message]) -> list[Message]:
+def with_headers(comparison: Comparison, prompt: list[Message]) -> list[Message]:
+    """Returns ``prompt`` and both answers, with headers as system messages; a label follows."""
     first, second, question = [Message(role="system", content=text) for text in _HEADERS]
     answers = [first, *comparison.completion_A, second, *comparison.completion_B, question]
     return [*prompt, *answers]
