@@ -309,7 +309,9 @@ def draw(config: Config, figure: Any, of_arm: dict[str, list[Row]]) -> None:
         draw_curve(left, rows, "steps", "curve true", name, colour)
         if name not in ("the rule", "random judge"):
             draw_curve(right, rows, "steps", "curve agreement", name, colour)
-    finish_axes(left, "Against the answers before training", "RL step", "win rate by the rule")
+    title = "Against the answers before training"
+    finish_axes(left, title, "RL step", "win rate by the rule", legend=False)
+    left.legend(fontsize=8, loc="upper left")  # no curve is there
     finish_axes(right, "Pairs of the policy's answers", "RL step", "judge is right", legend=False)
 
 
