@@ -38,10 +38,7 @@ from tinker_cookbook.utils.terminal import print_line
 class Config(StudyConfig):
     """Settings of the study."""
 
-    log_path: str = chz.field(
-        default=cli_utils.default_log_path("research/learning_rate"),
-        doc="Folder of results.json and the picture",
-    )
+    log_path: str = cli_utils.default_log_path("research/learning_rate")
     widths: list[int] = chz.field(
         default_factory=lambda: [32, 64, 128], doc="Widths of the models, separated by commas"
     )

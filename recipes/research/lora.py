@@ -53,10 +53,7 @@ GROUP_SIZE = 8
 class Config(StudyConfig):
     """Settings of the study."""
 
-    log_path: str = chz.field(
-        default=cli_utils.default_log_path("research/lora"),
-        doc="Folder of results.json and the picture",
-    )
+    log_path: str = cli_utils.default_log_path("research/lora")
     learning_rates: list[float] = chz.field(
         default_factory=lambda: [3e-4, 1e-3, 3e-3, 1e-2],
         doc="Constant learning rates, separated by commas",

@@ -54,10 +54,7 @@ OTHER_REWARDS: dict[str, Reward] = {
 class Config(StudyConfig):
     """Settings of the study."""
 
-    log_path: str = chz.field(
-        default=cli_utils.default_log_path("research/memory"),
-        doc="Folder of results.json and the picture",
-    )
+    log_path: str = cli_utils.default_log_path("research/memory")
     num_digits: int = number(8, "Length of the sequence", low=1)
     ranks: list[int] = chz.field(
         default_factory=lambda: [1, 2, 4, 8, 16, 32], doc="LoRA ranks, separated by commas"

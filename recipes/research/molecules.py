@@ -149,10 +149,7 @@ class MoleculesBuilder(PassBuilder):
 class Config(StudyConfig):
     """Settings of the study."""
 
-    log_path: str = chz.field(
-        default=cli_utils.default_log_path("research/molecules"),
-        doc="Folder of results.json and the picture",
-    )
+    log_path: str = cli_utils.default_log_path("research/molecules")
     sl_steps: int = number(100, "Supervised steps of 32 examples before RL", low=1)
     sl_learning_rate: float = peak_rate(3e-3, "Learning rate of supervised steps")
     rl_steps: int = number(30, "RL steps of 8 questions with 8 answers each", low=1)

@@ -62,10 +62,7 @@ def wrong(right: int, rng: random.Random) -> int:
 class Config(StudyConfig):
     """Settings of the study."""
 
-    log_path: str = chz.field(
-        default=cli_utils.default_log_path("research/monitor"),
-        doc="Folder of results.json and the picture",
-    )
+    log_path: str = cli_utils.default_log_path("research/monitor")
     known: int = number(80, "Sums of which the monitor has labelled answers, of 100", low=1)
     monitor_steps: int = number(150, "Steps of the monitor's training, of 32 answers each", low=1)
     attack_steps: int = number(30, "Steps of the attacker's training", low=1)

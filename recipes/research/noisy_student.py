@@ -133,10 +133,7 @@ def example_answers(seed: int) -> list[list[Message]]:
 class Config(StudyConfig):
     """Settings of the study."""
 
-    log_path: str = chz.field(
-        default=cli_utils.default_log_path("research/noisy_student"),
-        doc="Folder of results.json and the picture",
-    )
+    log_path: str = cli_utils.default_log_path("research/noisy_student")
     num_labelled: int = number(16, "Sums with a label", low=2)
     weights: list[float] = chz.field(
         default_factory=lambda: [0.3, 1.0], doc="Weights of the pseudo-labelled loss"

@@ -46,6 +46,20 @@ def test_no_loop_loses_the_bounds_of_a_common_setting(loop):
     assert not [n for n, f in common.items() if f._validator and not fields[n]._validator]
 
 
+@chz.chz
+class OtherFolder(TrainingConfig):
+    log_path: str = "/tmp/other"
+
+
+def test_a_default_that_a_subclass_changes_keeps_the_description():
+    keys = {
+        cls: next(key for key in keys_of(cls) if key.name == "log_path")
+        for cls in (OtherFolder, TrainingConfig)
+    }
+    assert keys[OtherFolder].meaning == keys[TrainingConfig].meaning != ""
+    assert keys[OtherFolder].default == "/tmp/other"
+
+
 # --- nested objects ----------------------------------------------------------------------------
 
 

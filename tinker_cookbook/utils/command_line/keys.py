@@ -30,7 +30,7 @@ class Key:
     Attributes:
         name: With dots for a field of a nested object.
         type: The annotation of the field.
-        meaning: The ``doc`` of the field.
+        meaning: The ``doc`` of the field, or of the same field of a base class.
         default: Default of the field; not used if ``required`` is true.
         required: Whether it must be on the command line.
         needed_with: Name of the optional object that needs this key once it is built, or ``""``.
@@ -55,10 +55,10 @@ def keys_of(
     those of the declared class. ``prefix`` comes before each name.
     """
     for name, field in chz.chz_fields(config_class).items():
-        full = f"{prefix}{name}"
+        full, meaning = f"{prefix}{name}", _meaning(config_class, name)
         required = _is_required(config_class, field)
         if (element := _element_class(field.final_type)) is not None:
-            yield from _keys_of_list(full, field, element, chosen, required)
+            yield from _keys_of_list(full, field, meaning, element, chosen, required)
             continue
         # chz has no public access to the defaults of a field.
         default, factory = field._default, field._default_factory
@@ -66,7 +66,7 @@ def keys_of(
         if inner is None:
             if default is MISSING and callable(factory):
                 default = factory()
-            yield Key(full, field.final_type, field._doc, default, required)
+            yield Key(full, field.final_type, meaning, default, required)
             continue
         # The class on the command line has the keys that can follow it, not the declared one.
         built = find_class(chosen[full]) if full in chosen else None
@@ -74,13 +74,19 @@ def keys_of(
         # A class without fields is a base class, so a class must be selected.
         if not keys or built is not None:
             shown = None if default is MISSING else default
-            yield Key(full, field.final_type, field._doc, shown, required, nested=True)
+            yield Key(full, field.final_type, meaning, shown, required, nested=True)
         optional = not required and built is None
         for key in keys:
             # The object is optional: its keys are needed only if one of them is given.
             if optional and key.required:
                 key = Key(key.name, key.type, key.meaning, None, False, full, key.nested)
             yield key
+
+
+def _meaning(config_class: type[Any], name: str) -> str:
+    """Returns the ``doc`` of a field; a class that only changes a default has that of its base."""
+    bases = (chz.chz_fields(base) for base in config_class.__mro__ if chz.is_chz(base))
+    return next((base[name]._doc for base in bases if name in base and base[name]._doc), "")
 
 
 def _is_required(config_class: type[Any], field: Any) -> bool:
@@ -90,7 +96,12 @@ def _is_required(config_class: type[Any], field: Any) -> bool:
 
 
 def _keys_of_list(
-    full: str, field: Any, element: type[Any], chosen: Mapping[str, str], required: bool
+    full: str,
+    field: Any,
+    meaning: str,
+    element: type[Any],
+    chosen: Mapping[str, str],
+    required: bool,
 ) -> Iterator[Key]:
     """Yields the list, and the keys of its elements on the command line, at least of one."""
     starts = f"{full}."
@@ -99,7 +110,7 @@ def _keys_of_list(
         key.removeprefix(starts).partition(".")[0] for key in chosen if key.startswith(starts)
     }
     # The list exists as soon as it has an element.
-    yield Key(full, field.final_type, field._doc, [], required and not indices)
+    yield Key(full, field.final_type, meaning, [], required and not indices)
     for index in sorted(indices) or ["0"]:
         item = f"{full}.{index}"
         built = find_class(chosen.get(item, "")) or element
