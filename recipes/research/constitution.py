@@ -72,10 +72,7 @@ _MEASURED = ("safe", "points", "on topic", "different")
 class Config(StudyConfig):
     """Settings of the study."""
 
-    log_path: str = chz.field(
-        default=cli_utils.default_log_path("research/constitution"),
-        doc="Folder of results.json and the picture",
-    )
+    log_path: str = cli_utils.default_log_path("research/constitution")
     instruct_steps: int = number(100, "Steps of 32 answers that make the instruction model", low=1)
     instruct_learning_rate: float = peak_rate(3e-3, "Learning rate of these steps")
     revisions: int = number(2, "Rounds of critique and revision", low=1)
@@ -271,8 +268,8 @@ def draw(config: Config, figure: Any, of_arm: dict[str, list[Row]]) -> None:
         draw_curve(right, rows, "stages", "curve points", name, colour, style)
     for axes in (left, right):
         axes.set_xticks(range(len(STAGES)), STAGES)
-    finish_axes(left, "No dangerous word", "after", "share of answers")
-    finish_axes(right, "Points by the rule, at most 5", "after", "mean of an answer", legend=False)
+    finish_axes(left, "No dangerous word", "stage", "share of answers")
+    finish_axes(right, "Points by the rule, at most 5", "stage", "mean of an answer", legend=False)
 
 
 if __name__ == "__main__":

@@ -111,10 +111,7 @@ class WordComparisons(ComparisonDatasetBuilder):
 class Config(StudyConfig):
     """Settings of the study."""
 
-    log_path: str = chz.field(
-        default=cli_utils.default_log_path("research/judge"),
-        doc="Folder of results.json and the picture",
-    )
+    log_path: str = cli_utils.default_log_path("research/judge")
     labels: list[int] = chz.field(
         default_factory=lambda: [100, 1000], doc="Labelled comparisons of the reward models"
     )
@@ -311,7 +308,8 @@ def draw(config: Config, figure: Any, of_arm: dict[str, list[Row]]) -> None:
             draw_curve(right, rows, "steps", "curve agreement", name, colour)
     title = "Against the answers before training"
     finish_axes(left, title, "RL step", "win rate by the rule", legend=False)
-    left.legend(fontsize=8, loc="upper left")  # no curve is there
+    left.set_ylim(0.35, 1)  # room for the legend
+    left.legend(fontsize=8, loc="upper left")
     finish_axes(right, "Pairs of the policy's answers", "RL step", "judge is right", legend=False)
 
 
