@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import chz
 
@@ -125,6 +125,14 @@ def an_attempt(claim: Claim, rng: random.Random) -> str:
     return f"x % {modulus} == {rng.randrange(modulus)}"
 
 
+def another_failure(claim: Claim, proof: str) -> str:
+    """Returns another wrong attempt, the same one for the same arguments."""
+    rng = random.Random(f"{claim} {proof}")
+    while (other := an_attempt(claim, rng)) == proof or check(claim, other) == PROVED:
+        pass
+    return other
+
+
 def true_claims() -> list[Claim]:
     """Returns all claims with small numbers that are true."""
     return [
@@ -152,12 +160,17 @@ def attempts(claims: list[Claim]) -> list[list[Message]]:
     return found
 
 
+Reply = Literal["what fails", "wrong", "another"]
+"""What a second attempt sees: the first and the checker's message, the first and no message, or
+another wrong attempt at the claim and its message, which says nothing about the first."""
+
+
 class Problem(NamedTuple):
     """A claim, and how it may be tried."""
 
     claim: Claim
     tries: int
-    explained: bool
+    reply: Reply
 
 
 class ProofEnv(MessageEnv):
@@ -173,13 +186,17 @@ class ProofEnv(MessageEnv):
 
     # On the event loop and not in a thread, because z3 is not safe in several threads.
     async def step(self, message: Message) -> MessageStepResult:
-        """Checks an attempt, and returns what fails, or without ``explained`` only that it does."""
-        verdict = check(self.problem.claim, get_text_content(message))
+        """Checks an attempt, and answers it."""
+        claim, tries, reply = self.problem
+        verdict = check(claim, get_text_content(message))
+        right = verdict == PROVED
         self.tried += 1
-        reply = verdict if self.problem.explained else "wrong"
-        self.messages = [*self.messages, message, Message(role="user", content=reply)]
-        done = verdict == PROVED or self.tried == self.problem.tries
-        return MessageStepResult(float(verdict == PROVED), done, self.messages)
+        if reply == "another" and not right:
+            other = another_failure(claim, get_text_content(message))
+            message, verdict = Message(role="assistant", content=other), check(claim, other)
+        answer = "wrong" if reply == "wrong" else verdict
+        self.messages = [*self.messages, message, Message(role="user", content=answer)]
+        return MessageStepResult(float(right), right or self.tried == tries, self.messages)
 
 
 def make_env(problem: Problem, renderer: Renderer) -> Env:
@@ -194,14 +211,14 @@ class ProofGroup(ProblemGroupBuilder):
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """Returns no reward, and the metrics ``first@k``, k first attempts of k episodes, and
-        ``both@k``, both attempts of k / 2 episodes."""
+        """Returns no reward and two metrics for the same number of attempts: ``pass@k``, the first
+        of k episodes, and ``corrected@k``, both of k / 2 episodes."""
         size = len(trajectory_group)
         first = sum(one.transitions[0].reward == 1 for one in trajectory_group)
         either = sum(one.reward == 1 for one in trajectory_group)
-        metrics: Metrics = {f"first@{k}": pass_at_k(size, first, k) for k in ATTEMPTS}
+        metrics: Metrics = {f"pass@{k}": pass_at_k(size, first, k) for k in ATTEMPTS}
         for k in ATTEMPTS[1:]:
-            metrics[f"both@{k}"] = pass_at_k(size, either, k // 2)
+            metrics[f"corrected@{k}"] = pass_at_k(size, either, k // 2)
         return [(0.0, metrics) for _ in trajectory_group]
 
 
@@ -238,22 +255,17 @@ def main(config: Config) -> None:
     )
     run = partial(run_arm, config, model, claims)
     arms = {
-        "one attempt": partial(run, 1, True, config.steps),
-        "two, told what fails": partial(run, 2, True, config.steps),
-        "two, told: wrong": partial(run, 2, False, config.steps),
-        "two, random rewards": partial(run, 2, True, config.steps, random_rewards=True),
-        "untrained": partial(run, 2, True, 0),
-        "untrained, told: wrong": partial(run, 2, False, 0),
+        "one attempt": partial(run, 1, "what fails", config.steps),
+        "two, told what fails": partial(run, 2, "what fails", config.steps),
+        "two, told: wrong": partial(run, 2, "wrong", config.steps),
+        "two, shown another": partial(run, 2, "another", config.steps),
+        "two, random rewards": partial(run, 2, "what fails", config.steps, random_rewards=True),
+        "untrained": partial(run, 2, "what fails", 0),
+        "untrained, told: wrong": partial(run, 2, "wrong", 0),
+        "untrained, shown another": partial(run, 2, "another", 0),
     }
-    columns = {
-        "first@1": "pass@1",
-        "first@2": "pass@2",
-        "both@2": "with 2nd",
-        "first@8": "pass@8",
-        "both@8": "4 with 2nd",
-        "tokens": "tokens",
-    }
-    run_study(config, arms, columns, draw)
+    names = ("pass@1", "pass@2", "corrected@2", "pass@8", "corrected@8", "tokens")
+    run_study(config, arms, {name: name for name in names}, draw)
 
 
 def run_arm(
@@ -261,7 +273,7 @@ def run_arm(
     model: str,
     claims: list[Claim],
     tries: int,
-    explained: bool,
+    reply: Reply,
     steps: int,
     seed: int,
     random_rewards: bool = False,
@@ -269,13 +281,13 @@ def run_arm(
     """Trains with one kind of episode; returns the shares of held-out claims that are proved."""
     train = random.Random(seed).sample(claims[_HELD_OUT:], len(claims) - _HELD_OUT)
     rows = reinforce(
-        Path(config.log_path) / f"{tries}-{explained}-{steps}-{random_rewards}-{seed}",
+        Path(config.log_path) / f"{tries}-{reply}-{steps}-{random_rewards}-{seed}",
         model,
         seed,
         make_env,
-        [Problem(claim, tries, explained) for claim in train],
+        [Problem(claim, tries, reply) for claim in train],
         # All arms are tested with a second attempt, even if they are trained without.
-        [Problem(claim, 2, explained) for claim in claims[:_HELD_OUT]],
+        [Problem(claim, 2, reply) for claim in claims[:_HELD_OUT]],
         ProofsBuilder,
         # All arms sample the same number of attempts, or fewer where the first one is right.
         {"group_size": 16 // tries, "test_group_size": 16},
@@ -285,7 +297,7 @@ def run_arm(
         max_steps=steps,
         eval_every=10,
     )
-    names = [f"first@{k}" for k in ATTEMPTS] + [f"both@{k}" for k in ATTEMPTS[1:]]
+    names = [f"pass@{k}" for k in ATTEMPTS] + [f"corrected@{k}" for k in ATTEMPTS[1:]]
     curves = {name: [row[f"test/env/all/{name}"] for row in rows] for name in names}
     return {
         **{name: curve[-1] for name, curve in curves.items()},
@@ -296,23 +308,22 @@ def run_arm(
 
 
 def draw(figure: Any, of_arm: dict[str, list[Row]]) -> None:
-    """Draws pass@1 over the steps, and proved claims over the attempts with and without a second
-    turn."""
-    left, right = figure.subplots(1, 2)
+    """Draws pass@1 over the steps, and pass@k beside corrected@k over k."""
+    left, right = figure.subplots(1, 2, sharey=True)
     for (name, rows), colour in zip(of_arm.items(), COLOURS, strict=False):
         if rows and len(rows[0]["steps"]) > 1:
-            draw_curve(left, rows, "steps", "curve first@1", name, colour)
+            draw_curve(left, rows, "steps", "curve pass@1", name, colour)
         if name not in ("one attempt", "two, told what fails", "untrained"):
             continue
-        for kind, style in (("first", "-"), ("both", "--")):
-            at = [k for k in ATTEMPTS if k > 1 or kind == "first"]
+        for kind, style in (("pass", "-"), ("corrected", "--")):
+            at = [k for k in ATTEMPTS if k > 1 or kind == "pass"]
             means = [sum(row[f"{kind}@{k}"] for row in rows) / len(rows) for k in at]
-            label = name if kind == "first" else f"{name}: episodes of two"
-            right.plot(at, means, color=colour, linestyle=style, marker="o", label=label)
+            label = f"{name}: {kind}@k"
+            right.plot(at, means, color=colour, linestyle=style, marker=".", label=label)
     right.set_xscale("log", base=2)
     right.set_xticks(ATTEMPTS, ATTEMPTS)
-    finish_axes(left, "First attempts", "step", "held-out claims proved")
-    finish_axes(right, "Several attempts", "attempts", "held-out claims proved")
+    finish_axes(left, "pass@1 over the steps", "step", "held-out claims proved")
+    finish_axes(right, "With and without correction", "attempts k", "")
 
 
 if __name__ == "__main__":

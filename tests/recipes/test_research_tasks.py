@@ -99,16 +99,19 @@ def test_a_proof_is_accepted_only_if_its_three_statements_are_true():
 
 
 @pytest.mark.parametrize(
-    ("explained", "reply", "second", "reward"),
-    [(True, "step fails", "x >= 4", 1), (False, "wrong", "x <= 4", 0)],
+    ("reply", "second", "reward"),
+    [("what fails", "x >= 4", 1), ("wrong", "x <= 4", 0), ("another", "x >= 4", 1)],
 )
-def test_a_second_proof_is_the_last_and_follows_the_message(explained, reply, second, reward):
+def test_a_second_proof_is_the_last_and_sees_the_message_of_its_arm(reply, second, reward):
     pytest.importorskip("z3")
     proofs = importlib.import_module("tinker_cookbook.recipes.research.proofs")
-    env = proofs.ProofEnv(proofs.Problem(proofs.Claim(4, 2, 3), 2, explained))
+    claim = proofs.Claim(4, 2, 3)
+    env = proofs.ProofEnv(proofs.Problem(claim, 2, reply))
     result = asyncio.run(env.step({"role": "assistant", "content": "x <= 4"}))
     assert (result.reward, result.episode_done) == (0, False)
-    assert [one["content"] for one in result.next_messages][1:] == ["x <= 4", reply]
+    _, shown, answer = (one["content"] for one in result.next_messages)
+    assert (shown == "x <= 4") == (reply != "another")
+    assert answer == ("wrong" if reply == "wrong" else proofs.check(claim, shown)) != proofs.PROVED
     result = asyncio.run(env.step({"role": "assistant", "content": second}))
     assert (result.reward, result.episode_done) == (reward, True)
 
