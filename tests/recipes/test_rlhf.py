@@ -89,6 +89,12 @@ def test_each_stage_has_its_folder_and_the_result_its_file(runs):
     assert "stage 1 against itself (a control): 0." in runs.said
 
 
+def test_one_file_repeats_all_stages(runs):
+    words = [f"config={runs.folder}/straight/settings.json", "log_path=/tmp/other"]
+    repeated = parse_arguments(CLIConfig, words)
+    assert (repeated.rl_learning_rate, repeated.log_path) == (0.01, "/tmp/other")
+
+
 def test_the_stages_build_on_each_other(runs):
     folder = runs.folder / "straight"
     final = {

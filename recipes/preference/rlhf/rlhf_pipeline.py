@@ -15,6 +15,7 @@ The stages of Ouyang et al. 2022 (arXiv 2203.02155), each in its own folder of `
 At the end ``win_rate.json`` has the win rate of stage 3 against stage 1: 0.65 - 0.72 by default.
 
 To continue, run the same command: a finished stage is skipped, an interrupted stage resumes.
+``config=LOG_PATH/settings.json log_path=NEW`` repeats all stages.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from tinker_cookbook.recipes.preference.rlhf.stages import (
 from tinker_cookbook.recipes.preference.rlhf.win_rate import FILE, measure_win_rate
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.run.changes import changed_settings
+from tinker_cookbook.run.config import write_config
 from tinker_cookbook.supervised import train as sft_train
 from tinker_cookbook.training.config import TrainingConfig, check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -48,6 +50,7 @@ _TITLES = {
     "rm": "stage 2, the reward model",
     "rl": "stage 3, reinforcement learning",
 }
+SETTINGS = "settings.json"
 _UPSTREAM = ("load_checkpoint_path", "rm_weights_path")
 
 
@@ -59,6 +62,9 @@ async def main(config: CLIConfig) -> None:
         # Check all at once, so that an error in the last folder appears before the first stage.
         for stage in to_run(config):
             folders.enter_context(cli_utils.log_dir_of_run(config.stage_folder(stage), behavior))
+        # The stages record their own settings; this file repeats all of them.
+        config.folder.mkdir(parents=True, exist_ok=True)
+        write_config(config.folder / SETTINGS, config)
         if config.run_sft:
             await run_stage("sft", sft_config(config), sft_train.main)
         if "rm" in to_run(config):
