@@ -59,14 +59,18 @@ class CLIConfig(TinyModelSettings):
 
 
 async def example_episode(
-    question: Question, rng: random.Random, right_share: float = 0.5
+    question: Question, rng: random.Random, right_share: float = 0.5, told: str | None = None
 ) -> list[Message]:
-    """Returns the messages after the declaration of the tools, wrong calls included."""
+    """Returns the messages after the declaration of the tools, wrong calls included.
+
+    Args:
+        told: The number of the first look-up, if that is not part of the episode.
+    """
     shop = Shop(question.seed)
     tools = {one.name: one for one in shop.tools}
     messages = [Message(role="user", content=question.text)]
-    results: list[str] = []
-    for name, arguments in question.calls():
+    results = [] if told is None else [told]
+    for name, arguments in question.calls()[len(results) :]:
         if rng.random() >= right_share:
             if name == "add":
                 continue  # the answer is then the number that was looked up last

@@ -15,7 +15,12 @@ from tinker_cookbook import cli_utils
 from tinker_cookbook.recipes.research import words_model
 from tinker_cookbook.recipes.research.judge import RulePreference, agreement
 from tinker_cookbook.recipes.research.noisy_student import SelfLabelledGroup, Sum, SumEnv
+from tinker_cookbook.recipes.research.two_agents import PairsGroup, PartEnv, hear
+from tinker_cookbook.recipes.tool_use.shop import make_questions
+from tinker_cookbook.recipes.tool_use.tiny_model import RENDERER, make_tokenizer
+from tinker_cookbook.renderers import Message, get_renderer
 from tinker_cookbook.rl.types import Trajectory
+from tinker_cookbook.tool_use import ToolEpisode
 from tinker_cookbook.utils.imports import tinker
 
 
@@ -32,6 +37,7 @@ from tinker_cookbook.utils.imports import tinker
         "proofs",
         "judge",
         "constitution",
+        "two_agents",
     ],
 )
 def test_a_quick_study_writes_its_results_and_is_not_repeated(name, tmp_path, monkeypatch, capsys):
@@ -150,3 +156,27 @@ def test_the_rule_agrees_with_itself_and_counts_a_tie_for_nobody():
         for pair in (("-cat", "-cow"), ("-gin", "-cow"))
     ]
     assert labels == ["Tie", "B"]
+
+
+def test_the_second_agent_is_told_the_number_of_the_first_and_both_have_the_reward(tmp_path):
+    renderer = get_renderer(RENDERER, make_tokenizer(tmp_path))
+    question = make_questions(1, 0, ["total"])[0]
+
+    async def play(said: str, second_learns: bool) -> tuple[str, list[float]]:
+        group = PairsGroup(question, renderer, 2, 0.0, second_learns)
+        envs = [env for env in await group.make_envs() if isinstance(env, PartEnv)]
+        first, second = envs[:2]
+        waiting = asyncio.create_task(second.initial_observation())
+        await hear(first.task, 0, [Message(role="assistant", content="17")], ToolEpisode(()))
+        first.rollout_ended(False)
+        observed = await waiting
+        await hear(second.task, 1, [Message(role="assistant", content=said)], ToolEpisode(()))
+        rewards = await group.compute_group_rewards([], envs)
+        prompt = renderer.tokenizer.decode(observed[0].to_ints())
+        return str(prompt), [reward for reward, _ in rewards]
+
+    prompt, rewards = asyncio.run(play(str(question.answer()), True))
+    assert f'Price of "{question.items[1]}"?\n17<' in prompt
+    assert rewards == [1, 1, 0, 0]
+    assert asyncio.run(play(str(question.answer()), False))[1] == [1, 0.5, 0, 0.5]
+    assert asyncio.run(play("99", True))[1] == [0, 0, 0, 0]
