@@ -38,6 +38,7 @@ from tinker_cookbook.utils.imports import tinker
         "judge",
         "constitution",
         "two_agents",
+        "gan",
     ],
 )
 def test_a_quick_study_writes_its_results_and_is_not_repeated(name, tmp_path, monkeypatch, capsys):
