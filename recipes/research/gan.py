@@ -148,14 +148,14 @@ def pair_of(answer: Answer) -> Pair:
 
 
 def real_jokes(rng: random.Random, count: int) -> list[Pair]:
-    """Returns jokes of people."""
+    """Returns right jokes, the examples of the study, which the discriminator calls a person's."""
     return [(word, rng.choice(JOKES[word])) for word in rng.choices(list(JOKES), k=count)]
 
 
 def train_discriminator(
     discriminator: Adapter, groups: Sequence[Sequence[Answer]], rng: random.Random, shuffled: bool
 ) -> None:
-    """Updates it once on 32 jokes of people and of the generator."""
+    """Updates it once on 16 examples and 16 jokes of the generator."""
     made = rng.sample([pair_of(one) for group in groups for one in group], 16)
     labels = ["person"] * 16 + ["machine"] * 16
     if shuffled:
