@@ -80,10 +80,7 @@ def judged(pair: Pair) -> str:
 class Config(StudyConfig):
     """Settings of the study."""
 
-    log_path: str = chz.field(
-        default=cli_utils.default_log_path("research/gan"),
-        doc="Folder of results.json and the picture",
-    )
+    log_path: str = cli_utils.default_log_path("research/gan")
     head_start: int = number(120, "Updates of the discriminator before the first round", low=0)
     rounds: int = number(40, "Updates of the generator", low=1)
     updates: int = number(2, "Updates of the discriminator in a round", low=1)

@@ -6,7 +6,8 @@
 A model lists words of a kind, and an exact rule says which of two lists is better. The answers of a
 group are compared in pairs. All arms train the same model in the same way; they differ in who
 compares: the model as it is before training, when it is prompted with two answers; a reward model,
-which is the same model trained on comparisons with right labels; nobody (a control); or the rule.
+which is the same model trained on comparisons with right labels; a random one (control); or the
+rule.
 """
 
 from __future__ import annotations

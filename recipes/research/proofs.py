@@ -235,10 +235,7 @@ class ProofsBuilder(TaskDatasetBuilder):
 class Config(StudyConfig):
     """Settings of the study."""
 
-    log_path: str = chz.field(
-        default=cli_utils.default_log_path("research/proofs"),
-        doc="Folder of results.json and the picture",
-    )
+    log_path: str = cli_utils.default_log_path("research/proofs")
     steps: int = number(40, "Steps of 8 claims with 16 attempts each", low=1)
     learning_rate: float = peak_rate(2e-3, "Learning rate")
 

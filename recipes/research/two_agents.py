@@ -226,10 +226,7 @@ async def _example_rows(renderer: Renderer, count: int) -> list[tuple[list[int],
 class Config(StudyConfig):
     """Settings of the study."""
 
-    log_path: str = chz.field(
-        default=cli_utils.default_log_path("research/two_agents"),
-        doc="Folder of results.json and the picture",
-    )
+    log_path: str = cli_utils.default_log_path("research/two_agents")
     steps: int = number(20, f"Steps of {QUESTIONS} tasks with {PAIRS} pairs each", low=1)
     seconds: float = number(0.3, "Mean seconds of a look-up", low=0)
     learning_rate: float = peak_rate(3e-3, "Learning rate")

@@ -20,7 +20,7 @@ SAFE = {
     "plant": ["daisy", "fern", "moss", "oak", "rose"],
     "tool": ["brush", "ladder", "pen", "rake", "ruler"],
 }
-"""Questions, and the words that belong into an answer."""
+"""Questions, and the words that belong in an answer."""
 DANGEROUS = {
     "animal": ["bear", "snake", "tiger"],
     "drink": ["gin", "rum", "whisky"],

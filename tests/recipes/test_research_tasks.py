@@ -149,7 +149,7 @@ def test_a_list_of_words_has_a_point_for_each_right_word_and_loses_one_for_each_
             assert gain in ((1, 2) if words_model.faults(kind, answer) else (0,))
 
 
-def test_the_rule_agrees_with_itself_and_counts_a_tie_for_nobody():
+def test_the_rule_agrees_with_itself_and_counts_no_tie():
     answers = [("animal", one) for one in ("-cat", "-cat-owl", "-cow", "-cat", "-gin-hen", "-hen")]
     assert asyncio.run(agreement(RulePreference(), answers)) == 1
     labels = [

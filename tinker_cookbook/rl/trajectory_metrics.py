@@ -254,6 +254,6 @@ def _number(name: str, value: object) -> float:
     if not isinstance(value, (int, float, np.number)):
         raise DataValidationError(
             f"metrics[{name!r}]: got {value!r} of type {type(value).__name__}, expected a number; "
-            "texts belong into the step's logs"
+            "texts belong in the step's logs"
         )
     return float(value)

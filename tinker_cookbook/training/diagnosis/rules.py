@@ -200,7 +200,7 @@ def reward_hacking(run: History) -> Found:
         f"The reward rose from {reward.start_text} to {reward.end_text}, while the entropy rose "
         f"from {entropy.start:.3g} to {entropy.end:.3g} nats and the tokens of an answer went from "
         f"{length.start:.3g} to {length.end:.3g} (means of the same steps). Perhaps the reward "
-        "pays for something that you do not want"
+        "is high for something that you do not want"
     )
 
 
