@@ -41,6 +41,14 @@ class StudyConfig:
     )
     quick: bool = chz.field(default=False, doc="One arm with a few steps, to try the command")
 
+    @chz.validate
+    def _check_seeds(self) -> None:
+        # A seed that stands twice would count twice in the means.
+        if not self.seeds or len({*self.seeds}) < len(self.seeds) or min(self.seeds) < 0:
+            raise ConfigurationError(
+                f"seeds: got {self.seeds}, expected different numbers from 0 on, such as 0,1,2"
+            )
+
 
 def run_study(
     config: StudyConfig,

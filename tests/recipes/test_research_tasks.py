@@ -12,9 +12,11 @@ from functools import partial
 import pytest
 
 from tinker_cookbook import cli_utils
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.research import words_model
 from tinker_cookbook.recipes.research.judge import RulePreference, agreement
 from tinker_cookbook.recipes.research.noisy_student import SelfLabelledGroup, Sum, SumEnv
+from tinker_cookbook.recipes.research.study import StudyConfig
 from tinker_cookbook.recipes.research.two_agents import PairsGroup, PartEnv, hear
 from tinker_cookbook.recipes.tool_use.shop import make_questions
 from tinker_cookbook.recipes.tool_use.tiny_model import RENDERER, make_tokenizer
@@ -22,6 +24,12 @@ from tinker_cookbook.renderers import Message, get_renderer
 from tinker_cookbook.rl.types import Trajectory
 from tinker_cookbook.tool_use import ToolEpisode
 from tinker_cookbook.utils.imports import tinker
+
+
+@pytest.mark.parametrize("seeds", [[], [0, 0], [-1]])
+def test_seeds_are_different_numbers_and_at_least_one(seeds):
+    with pytest.raises(ConfigurationError, match="seeds: got"):
+        StudyConfig(log_path="unused", seeds=seeds)
 
 
 @pytest.mark.slow  # 5 to 10 s each
