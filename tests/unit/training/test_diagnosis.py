@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinker_cookbook.training.diagnosis.causes import KEY, Diagnosis, as_text, causes_of
-from tinker_cookbook.training.diagnosis.history import READ
+from tinker_cookbook.training.diagnosis.history import ENTROPY, LENGTH, READ, REWARD
 from tinker_cookbook.training.diagnosis.table import CAUSES
 
 RUNS = {run["run"]: run for run in map(json.loads, RECORDED.read_text().splitlines())}
@@ -214,6 +214,11 @@ NAMES = sorted(READ | {*EQUAL, "env/all/total_turns", "env/all/by_group/size", "
 def test_no_row_ends_a_run(rows):
     written = diagnosed([step(i, **row) for i, row in enumerate(rows)])
     assert all(one.name in CAUSES for one in causes_of(written, {}))
+
+
+def test_answers_that_are_empty_at_first_do_not_end_a_run():
+    values = [0.0] * 3 + [1.0] * 7
+    diagnosed([step(i, **{REWARD: v, ENTROPY: v, LENGTH: v}) for i, v in enumerate(values)])
 
 
 @pytest.mark.slow

@@ -191,7 +191,8 @@ def reward_hacking(run: History) -> Found:
     if min(len(reward), len(entropy), len(length)) < STEPS + FEW:
         return None
     # A model that learns a task becomes more certain, also if its answers become short or long.
-    if not entropy.end > 1.75 * entropy.start or 1 / 1.5 < length.end / length.start < 1.5:
+    similar = length.end < 1.5 * length.start and length.start < 1.5 * length.end
+    if not entropy.end > 1.75 * entropy.start or similar:
         return None
     if reward.end <= reward.start + 2 * reward.error:
         return None
