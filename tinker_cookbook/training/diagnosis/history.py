@@ -52,13 +52,13 @@ class Series:
 
     @property
     def start(self) -> float:
-        """Mean of the first values; few, because a run may change quickly."""
-        return fmean(self.values[:STEPS])
+        """Mean of the first values; few, because a run may change quickly. NaN without values."""
+        return fmean(self.values[:STEPS] or [math.nan])
 
     @property
     def end(self) -> float:
-        """Mean of the last values."""
-        return fmean(self.values[-FEW:])
+        """Mean of the last values; NaN without values."""
+        return fmean(self.values[-FEW:] or [math.nan])
 
     @property
     def start_text(self) -> str:
