@@ -18,7 +18,7 @@ import torch
 from store_samples import clock_fixture, save, store_fixture
 
 from tinker_cookbook.engine.checkpoints import files as store_files
-from tinker_cookbook.engine.checkpoints.store import CheckpointStore
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore, RunInfo
 from tinker_cookbook.exceptions import CheckpointError
 
 __all__ = ["clock_fixture", "store_fixture"]
@@ -186,6 +186,19 @@ def test_opening_leaves_a_living_writer_alone(store: CheckpointStore) -> None:
             pass
     CheckpointStore(store.root)
     assert not half.exists()
+
+
+def test_a_run_is_created_while_another_process_opens_the_store(store, monkeypatch) -> None:
+    """The store is opened between the temporary file and its rename to ``run.json``."""
+    rename, opened = os.replace, []
+
+    def replace(temporary: Path, path: Path) -> None:
+        opened.append(CheckpointStore(store.root))
+        rename(temporary, path)
+
+    monkeypatch.setattr(os, "replace", replace)
+    store.create_run("run-2", RunInfo("m", 1))
+    assert [one.run_ids() for one in opened] == [["run-1", "run-2"]]
 
 
 def test_readers_and_writers_at_once_see_whole_checkpoints(store: CheckpointStore) -> None:

@@ -76,7 +76,8 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replaces a file atomically: after a crash it has the old or the new content."""
+    """Replaces a file atomically: after a crash it has the old or the new content. Requires the
+    lock."""
     temporary = _temporary(path, "new")
     try:
         write_durably(temporary, content)

@@ -139,14 +139,18 @@ class CheckpointStore:
         fmt.check_metadata(info.user_metadata)
         with files.explain_disk_errors(f"creating run {run_id!r}", self.root):
             folder.mkdir(parents=True, exist_ok=True)
-            if (folder / _RUN).exists():
-                raise CheckpointError(f"run id: got {run_id!r}, which exists; expected a new one")
-            now = self.clock()
-            body = {"run_id": run_id, "created_at": now, **asdict(info)}
-            files.replace_file(folder / _RUN, fmt.encode_json(body, "run info", indent=2))
-            # The file's modification time is the time of last use: a crash cannot leave it
-            # incomplete.
-            os.utime(folder / _RUN, (now, now))
+            # Without the lock, a process that opens the store would delete the temporary file.
+            with files.folder_lock(folder, exclusive=True):
+                if (folder / _RUN).exists():
+                    raise CheckpointError(
+                        f"run id: got {run_id!r}, which exists; expected a new one"
+                    )
+                now = self.clock()
+                body = {"run_id": run_id, "created_at": now, **asdict(info)}
+                files.replace_file(folder / _RUN, fmt.encode_json(body, "run info", indent=2))
+                # The file's modification time is the time of last use: a crash cannot leave it
+                # incomplete.
+                os.utime(folder / _RUN, (now, now))
         return RunRecord(run_id, info, created_at=now, last_used_at=now)
 
     def get_run(self, run_id: str) -> RunRecord:
