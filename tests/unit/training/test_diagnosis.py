@@ -216,6 +216,14 @@ def test_no_row_ends_a_run(rows):
     assert all(one.name in CAUSES for one in causes_of(written, {}))
 
 
+@pytest.mark.parametrize("missing", NAMES)
+def test_a_metric_that_a_run_lacks_does_not_end_it(missing):
+    rows = [{"step": i, **{name: 0.5 for name in NAMES if name != missing}} for i in range(40)]
+    # Not all rows are those of training steps.
+    rows[1:] = [row | {"num_sequences": 8} for row in rows[1:]]
+    diagnosed(rows, {"learning_rate": 1e-5})
+
+
 def test_answers_that_are_empty_at_first_do_not_end_a_run():
     values = [0.0] * 3 + [1.0] * 7
     diagnosed([step(i, **{REWARD: v, ENTROPY: v, LENGTH: v}) for i, v in enumerate(values)])

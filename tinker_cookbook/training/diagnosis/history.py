@@ -110,6 +110,11 @@ class History:
         """Steps and parts of the reward of the last rows that have them."""
         self._series: dict[str, Series] = {}
 
+    @property
+    def last(self) -> Mapping[str, float]:
+        """The last row of a training step; empty before the first."""
+        return self.rows[-1] if self.rows else {}
+
     def add(self, row: Mapping[str, Any], step: int) -> None:
         """Adds the row of ``step``."""
         finite = {

@@ -71,7 +71,7 @@ def high_kl(run: History) -> Found:
     if not len(kl) or not (now := median(kl.values[-STEPS:])) > _HIGH_KL:
         return None
     # One step is enough if it is ten times the bound.
-    if (len(kl) < STEPS and now < 10 * _HIGH_KL) or run.rows[-1].get(STALE, 0) >= 1:
+    if (len(kl) < STEPS and now < 10 * _HIGH_KL) or run.last.get(STALE, 0) >= 1:
         return None
     since = kl.steps[-1]
     for step, value in zip(reversed(kl.steps), reversed(kl.values), strict=True):
@@ -118,7 +118,7 @@ def _rising_loss(loss: Series, held_out: Series | None = None) -> Found:
 def _broken_policy(run: History) -> Found:
     """A reward that falls, or is lost, while the entropy changes: the weights moved too far."""
     reward, entropy = run(REWARD), run(ENTROPY)
-    if not len(reward) or not len(entropy) or run.rows[-1].get(TEACHER) is not None:
+    if not len(reward) or not len(entropy) or run.last.get(TEACHER) is not None:
         return None
     if (found := _lost_at_once(run)) is not None or min(len(reward), len(entropy)) <= FEW:
         return found
@@ -298,7 +298,7 @@ def rate_too_low(run: History) -> Found:
 def _may_be_flat(run: History) -> bool:
     """Returns whether the run is so long that it should have moved; warm-up does not count."""
     steps = len(run.loss) or len(run(REWARD))
-    last = run.rows[-1] if run.rows else {}
+    last = run.last
     done = last.get("progress", last.get("progress/done_frac", 1.0))
     # A fifth of a run, because long ones have small rates.
     return steps >= TREND + run.config.get("warmup_steps", 0) and (done >= 0.2 or steps >= 100)
@@ -325,8 +325,10 @@ def _flat_loss(run: History) -> Found:
 
 def _flat_policy(run: History) -> Found:
     reward, entropy, length = run(REWARD), run(ENTROPY), run(LENGTH)
+    if not all(map(len, (reward, entropy, length, run(MIXED)))):
+        return None
     trained = [row for row in run.rows if row.get("optim/num_steps")]
-    if len(trained) < TREND or not _may_be_flat(run) or TEACHER in run.rows[-1]:
+    if len(trained) < TREND or not _may_be_flat(run) or TEACHER in run.last:
         return None
     # Adam moves a weight by at most the rate in a step. After 0.01 in all an adapter has changed
     # the answers, so that the reward does not depend on them.
