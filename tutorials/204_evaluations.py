@@ -169,8 +169,9 @@ def _(mo):
 
     Eight answers to one question are alike, so 56 answers are not 56 independent trials. The
     intervals below count questions. And both models answered the same questions, so we compare
-    question by question. With three of them nobody can tell: all differences could be luck. Seven
-    are enough.
+    question by question. With three of them nobody can tell, although the interval excludes 0: if
+    the models were equally good, three differences would have the same sign in one of four cases.
+    With fewer than six differences the test never finds a difference; seven are enough here.
     """)
     return
 
@@ -240,8 +241,8 @@ def _(mo):
     - **Hosted API**: `connect("tinker")`. A checkpoint is evaluated by its path:
       `service.create_sampling_client(model_path="tinker://…")`.
     - `python -m tinker_cookbook.eval` runs benchmarks such as GSM8K and IFEval, with these
-      intervals; `python -m tinker_cookbook.eval.compare A B` is the paired test of two runs. Tasks
-      of Inspect AI: see `docs/inspect.md`.
+      intervals; `python -m tinker_cookbook.eval.compare a=A b=B` is the paired test of two
+      runs. Tasks of Inspect AI: see `docs/inspect.md`.
     """)
     return
 

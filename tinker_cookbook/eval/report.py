@@ -151,6 +151,14 @@ def comparison_lines(name: str, found: PairedComparison) -> list[str]:
         f"(95% interval {found.low:+.1%} to {found.high:+.1%})",
         f"  a has the higher reward on {found.only_a} examples, b on {found.only_b}",
     ]
+    if found.verdict == "not distinguishable" and (found.low > 0 or found.high < 0):
+        # The bootstrap varies too little with few differences, so an exact test decides too.
+        differ = found.only_a + found.only_b
+        least = "; it needs at least 6" if differ < 6 else ""
+        lines.append(
+            "  the interval excludes 0, but the exact sign-flip test finds no difference: "
+            f"{differ} examples differ{least}"
+        )
     if found.verdict == "not distinguishable" and found.examples_needed is not None:
         lines.append(
             f"  if the true difference is as large as this one, about {found.examples_needed:,} "

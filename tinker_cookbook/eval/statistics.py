@@ -278,14 +278,15 @@ def examples_needed(differences: np.ndarray) -> int | None:
 
     ``((z_0.975 s0 + z_0.8 s) / d)^2`` with the mean d, the standard deviation s, and
     ``s0 = sqrt(s^2 + d^2)``, the standard deviation if the true mean is 0; for right or wrong
-    answers this is the formula of Connor (1987) for the McNemar test. ``None`` if d is 0.
+    answers this is the formula of Connor (1987) for the McNemar test. At least 6, as the exact
+    tests never find fewer differences. ``None`` if d is 0.
     """
     mean = float(differences.mean())
     if mean == 0:
         return None
     square = float((differences**2).mean())
     deviation = math.sqrt(max(0.0, square - mean**2))
-    return math.ceil(((Z95 * math.sqrt(square) + Z80 * deviation) / mean) ** 2)
+    return max(6, math.ceil(((Z95 * math.sqrt(square) + Z80 * deviation) / mean) ** 2))
 
 
 def _discordant_interval(only_a: int, only_b: int, total: int) -> tuple[float, float]:

@@ -48,3 +48,6 @@ def test_verdicts_in_words():
     assert lines[0].startswith("gsm8k: b is better than a on 40 examples (exact McNemar")
     assert "a 0.0%, b 50.0%: difference +50.0%" in lines[1]
     assert len(lines) == 3
+    few = comparison_lines("gsm8k", compare_rewards([[0.0, 0.5]] * 3, [[0.5, 0.5]] * 3))
+    assert "sign-flip test finds no difference: 3 examples differ; it needs at least 6" in few[3]
+    assert "about 6 examples would show it" in few[4]
