@@ -92,8 +92,7 @@ class Start(NamedTuple):
 
 def main(config: Config) -> None:
     """Runs the study."""
-    if config.quick:
-        config = chz.replace(config, instruct_steps=2, sl_steps=2, rl_steps=2, answers=12)
+    config = config.if_quick(instruct_steps=2, sl_steps=2, rl_steps=2, answers=12)
     model = words_model(quick=config.quick)
     run = partial(run_arm, config, model)
     arms = {
@@ -262,7 +261,9 @@ def instruction_model(config: Config, model: str, seed: int) -> Start:
 def draw(config: Config, figure: Any, of_arm: dict[str, list[Row]]) -> None:
     """Draws answers without a dangerous word, and points, over the stages."""
     left, right = figure.subplots(1, 2)
-    for (name, rows), colour in zip(of_arm.items(), COLOURS, strict=False):
+    for name, rows in of_arm.items():
+        # A control has the colour of its arm.
+        colour = COLOURS[name.startswith("base")]
         style = "--" if "random" in name else "-"
         draw_curve(left, rows, "stages", "curve safe", name, colour, style)
         draw_curve(right, rows, "stages", "curve points", name, colour, style)

@@ -71,8 +71,7 @@ class Config(StudyConfig):
 
 def main(config: Config) -> None:
     """Runs the study."""
-    if config.quick:
-        config = chz.replace(config, monitor_steps=2, attack_steps=2)
+    config = config.if_quick(monitor_steps=2, attack_steps=2)
     model = dialogues_model("monitor", partial(examples, 0), PATTERN, config.quick)
     with connect("local", dtype="float32") as connection:
         run = partial(run_arm, config, connection.service, model)

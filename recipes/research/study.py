@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import chz
 from rich.table import Table
@@ -39,7 +39,11 @@ class StudyConfig:
     seeds: list[int] = chz.field(
         default_factory=lambda: [0, 1, 2], doc="Seeds of each arm, separated by commas"
     )
-    quick: bool = chz.field(default=False, doc="One arm with a few steps, to try the command")
+    quick: bool = chz.field(
+        default=False,
+        doc="Only tries the command: one arm of a model that is hardly trained, in LOG_PATH/quick. "
+        "It sets the numbers of steps itself, and its results mean nothing",
+    )
 
     @chz.validate
     def _check_seeds(self) -> None:
@@ -49,6 +53,12 @@ class StudyConfig:
                 f"seeds: got {self.seeds}, expected different numbers from 0 on, such as 0,1,2"
             )
 
+    def if_quick(self, **settings: Any) -> Self:
+        """Returns the settings of a quick run, in a folder of its own, if it is one."""
+        if not self.quick:
+            return self
+        return chz.replace(self, log_path=f"{self.log_path}/quick", **settings)
+
 
 def run_study(
     config: StudyConfig,
@@ -56,7 +66,7 @@ def run_study(
     columns: Mapping[str, str],
     draw: Callable[[Any, dict[str, list[Row]]], None],
 ) -> list[Row]:
-    """Runs each arm with each seed, unless ``results.json`` has it already; returns all rows.
+    """Runs each arm with each seed, unless ``results.json`` has it already; returns their rows.
 
     Args:
         columns: Heading by the key of a row; the table has mean, minimum and maximum over the
@@ -89,8 +99,15 @@ def run_study(
             values = "  ".join(f"{title} {row[key]:.4g}" for key, title in columns.items())
             took = format_seconds(seconds)
             print_line(f"{number}/{len(todo)}  {name}  seed {seed}  {values}  {took}")
+    # An earlier run may have had more seeds.
+    rows = [row for row in rows if row["seed"] in config.seeds]
     of_arm = {name: [row for row in rows if row["arm"] == name] for name in arms}
     get_console().print(_table(of_arm, columns))
+    if config.quick:
+        print_line(
+            "quick=true only tries the command: its model is hardly trained, so these "
+            "numbers mean nothing"
+        )
     print_line(str(path))
     print_line(_picture(folder / "study.png", draw, of_arm))
     return rows
@@ -106,7 +123,7 @@ def _earlier(path: Path, settings: Row) -> list[Row]:
         if (before := found["settings"].get(key)) != (now := settings.get(key)):
             raise ConfigurationError(
                 f"{key}: got {now}, but {path} has results with {before}; set another log_path, "
-                "or delete the file"
+                "or delete the folder"
             )
     return found["rows"]
 

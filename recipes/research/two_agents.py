@@ -234,8 +234,7 @@ class Config(StudyConfig):
 
 def main(config: Config) -> None:
     """Runs the study."""
-    if config.quick:
-        config = chz.replace(config, steps=2, seconds=0.01)
+    config = config.if_quick(steps=2, seconds=0.01)
     run = partial(run_arm, config, base_model(config.quick))
     arms = {
         "asynchronous, 1 update ahead": partial(run, ahead=1),

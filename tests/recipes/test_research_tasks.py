@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
+import importlib.util
 import json
 import random
 import re
 from functools import partial
 
+import chz
 import pytest
 
 from tinker_cookbook import cli_utils
@@ -16,7 +17,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.research import words_model
 from tinker_cookbook.recipes.research.judge import RulePreference, agreement
 from tinker_cookbook.recipes.research.noisy_student import SelfLabelledGroup, Sum, SumEnv
-from tinker_cookbook.recipes.research.study import StudyConfig
+from tinker_cookbook.recipes.research.study import StudyConfig, run_study
 from tinker_cookbook.recipes.research.two_agents import PairsGroup, PartEnv, hear
 from tinker_cookbook.recipes.tool_use.shop import make_questions
 from tinker_cookbook.recipes.tool_use.tiny_model import RENDERER, make_tokenizer
@@ -30,6 +31,34 @@ from tinker_cookbook.utils.imports import tinker
 def test_seeds_are_different_numbers_and_at_least_one(seeds):
     with pytest.raises(ConfigurationError, match="seeds: got"):
         StudyConfig(log_path="unused", seeds=seeds)
+
+
+def test_a_table_has_only_the_seeds_asked_for_and_a_quick_run_a_folder_of_its_own(tmp_path, capsys):
+    config = StudyConfig(log_path=str(tmp_path), seeds=[0, 1, 2])
+    drawn: list[int] = []
+
+    def run(config: StudyConfig) -> str:
+        config = config.if_quick()
+        run_study(
+            config,
+            {"arm": lambda seed: {"value": seed}},
+            {"value": "value"},
+            lambda figure, of_arm: drawn.append(len(of_arm["arm"])),
+        )
+        return capsys.readouterr().out
+
+    assert "1 (0 - 2)" in run(config)
+    full = (tmp_path / "results.json").read_bytes()
+    one = run(chz.replace(config, seeds=[2]))
+    assert "0 - 2" not in one
+    assert "mean nothing" not in one
+    assert "numbers mean nothing" in run(chz.replace(config, quick=True, seeds=[0]))
+    assert (tmp_path / "results.json").read_bytes() == full
+    assert (tmp_path / "quick/results.json").exists()
+    with pytest.raises(ConfigurationError, match="quick: got False, but"):
+        run(chz.replace(config, log_path=str(tmp_path / "quick")))
+    if importlib.util.find_spec("matplotlib"):
+        assert drawn == [3, 1, 1]
 
 
 @pytest.mark.slow  # 5 to 10 s each
@@ -56,9 +85,9 @@ def test_a_quick_study_writes_its_results_and_is_not_repeated(name, tmp_path, mo
     study = importlib.import_module(f"tinker_cookbook.recipes.research.{name}")
     config = study.Config(quick=True, seeds=[0], log_path=str(tmp_path / "study"))
     study.main(config)
-    rows = json.loads((tmp_path / "study/results.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "study/quick/results.json").read_text())["rows"]
     assert len(rows) == 1
-    assert (tmp_path / "study/study.png").exists()
+    assert (tmp_path / "study/quick/study.png").exists()
     capsys.readouterr()
     study.main(config)
     assert "1/1" not in capsys.readouterr().out
