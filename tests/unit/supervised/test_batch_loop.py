@@ -232,7 +232,7 @@ def test_a_run_prints_the_settings_that_are_changed(stories_model, tmp_path, cap
     run(config)
     said = capsys.readouterr().out
     first, *settings = said.split("(all settings")[0].split()
-    assert {"learning_rate=0.01", "lora_rank=4", "save_every=None"} <= {first, *settings}
+    assert {"learning_rate=0.01", "lora_rank=4", "save_every=15"} <= {first, *settings}
     assert "seed=" not in said
     assert "num_epochs" not in said
     assert "renderer_name is not set" in said
