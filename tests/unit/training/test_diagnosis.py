@@ -87,12 +87,39 @@ def test_no_step_is_in_both_means_of_a_text():
     assert "from 0.6 (mean of steps 1 to 4) to 0 (mean of steps 5 to 8)" in cause.text
 
 
-def test_equal_rewards_after_a_rate_that_is_too_high_name_it():
-    rate, *others = causes(RUNS["rl_rate_30_times-0"])
-    equal = next(one for one in others if one.name == "all_bad")
-    assert equal.since > rate.since
-    assert equal.text.endswith("; this follows from learning_rate_too_high")
-    assert equal.advice.startswith("lower learning_rate first; if this stays, raise it")
+@pytest.mark.parametrize(
+    ("run", "before", "name", "advice"),
+    [
+        ("rl_rate_30_times", "learning_rate_too_high", "all_bad", "group_size: raise it"),
+        ("rl_rate_30_times", "learning_rate_too_high", "length_drift", "take the length out"),
+        (
+            "kl_jump",
+            "learning_rate_too_high",
+            "entropy_collapse",
+            "kl_penalty_coef: set it to 0.01",
+        ),
+        ("hacked", "reward_hacking", "length_drift", "take the length out"),
+    ],
+)
+def test_a_cause_that_follows_from_another_names_it(run, before, name, advice):
+    found = {one.name: one for one in causes(RUNS[f"{run}-0"])}
+    assert found[name].since >= found[before].since
+    assert found[name].text.endswith(f"; this follows from {before}")
+    first = "lower learning_rate" if before == "learning_rate_too_high" else "change the reward"
+    assert found[name].advice.startswith(f"{first} first; if this stays, {advice}")
+    assert "lower learning_rate from" not in found[name].advice
+
+
+def test_a_reward_that_is_always_0_leads_to_the_grader_first():
+    (cause,) = causes(RUNS["reward_zero-0"])
+    assert "All answers of steps 1 to 8 have the reward 0, perhaps because the grader" in cause.text
+    assert cause.advice.startswith("call the grader with a right answer; if it returns more than 0")
+    # One other reward shows that the grader has another: of a mixed group, or a held-out problem.
+    for other in ({"env/all/by_group/frac_mixed": 0.1}, {"test/env/all/reward/total": 0.1}):
+        rows = [step(i, **EQUAL | (other if i == 1 else {})) for i in range(1, 5)]
+        (cause,) = causes_of(diagnosed(rows), {})
+        assert cause.text.startswith("All answers are wrong")
+        assert not cause.advice.startswith("call")
 
 
 def test_the_checkpoint_to_start_again_from_is_before_the_bad_update():

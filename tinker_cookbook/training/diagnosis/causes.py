@@ -13,12 +13,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tinker_cookbook.training.diagnosis.equal_rewards import ONLY_ZERO
 from tinker_cookbook.training.diagnosis.history import History
 from tinker_cookbook.training.diagnosis.table import CAUSES
 
 KEY = "diagnosis"
-_RATE, _EQUAL = "learning_rate_too_high", "equal rewards"
-_FOLLOWS = f"; this follows from {_RATE}"
+_FOLLOWS = "; this follows from "
+_FIRST = {
+    ONLY_ZERO: "call the grader with a right answer; if it returns more than 0, ",
+    f"{_FOLLOWS}learning_rate_too_high": "lower learning_rate first; if this stays, ",
+    f"{_FOLLOWS}reward_hacking": "change the reward first; if this stays, ",
+}
+"""What to change before the setting of a cause whose text has these words."""
 _LINE = re.compile(r"(\w+) (since|at) (\d+): (.*)")
 
 
@@ -81,11 +87,9 @@ class Diagnosis:
                 families.add(rule.family)
             since = min(result[0], self._holding.get(name, result[0]))
             text = result[1]
-            # What is learned from is lost since the weights were ruined, so this is no cause.
-            if rule.family == _EQUAL and any(
-                one.name == _RATE and one.since <= since for one in found
-            ):
-                text += _FOLLOWS
+            before = (one.name for one in found if one.name in rule.follows and one.since <= since)
+            if cause := next(before, None):
+                text += f"{_FOLLOWS}{cause}"
             found.append(_cause(name, text, since, step, history.config))
         self._holding = {cause.name: cause.since for cause in found}
         return found
@@ -154,10 +158,13 @@ def _cause(
         change = direction if new is None else f"{direction} from {value:.3g} to {new:.3g}"
     elif change:
         change = f"set it to {change}"
-    hint = "" if setting else _hint(rule.hint, since, config)
+    first = next((_FIRST[words] for words in _FIRST if words in text), "")
+    # After "lower learning_rate first" another rate would contradict it.
+    needless = setting or (first and "{lower_rate}" in rule.hint)
+    hint = "" if needless else _hint(rule.hint, since, config)
     advice = "; ".join(filter(None, (str(change), hint)))
-    if text.endswith(_FOLLOWS):
-        advice = f"lower learning_rate first; if this stays, {advice}"
+    if first:
+        advice, key = f"{first}{key + ': ' if key else ''}{advice}", ""
     return Cause(name, text, since, until, setting=key, advice=advice)
 
 

@@ -18,10 +18,14 @@ from tinker_cookbook.training.diagnosis.history import (
     SAME,
     STEPS,
     TEACHER,
+    TEST_REWARD,
     TREND,
     Found,
     History,
+    steps_text,
 )
+
+ONLY_ZERO = "perhaps because the grader returns nothing else"
 
 
 def no_signal(row: Mapping[str, float]) -> bool:
@@ -104,8 +108,13 @@ def _mostly_bad(run: History) -> bool:
 
 def _all_bad(run: History) -> str | None:
     # A reward below 0.5 may be a good one where 0 is the best, or on a scale to 0.3.
-    wrong = _mostly_bad(run) and -1 <= run.mean_of(REWARD) <= 0.1
-    return "All answers are wrong" if wrong else None
+    if not (_mostly_bad(run) and -1 <= run.mean_of(REWARD) <= 0.1):
+        return None
+    # A single other reward, also of a held-out problem, shows that the grader has others.
+    rewards = {*run(REWARD).values, *run(TEST_REWARD).values}
+    if rewards != {0.0} or max(run(MIXED).values) > 0:
+        return "All answers are wrong"
+    return f"All answers of {steps_text(run(REWARD).steps)} have the reward 0, {ONLY_ZERO}"
 
 
 def _all_constant(run: History) -> str | None:

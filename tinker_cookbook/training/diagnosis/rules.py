@@ -197,12 +197,19 @@ def reward_hacking(run: History) -> Found:
     if reward.end <= reward.start + 2 * reward.error:
         return None
     since = entropy.first_step(lambda value: value > 1.3 * entropy.start)
+    since = min(since, _length_changed(length))
     return since, (
         f"The reward rose from {reward.start_text} to {reward.end_text}, while the entropy rose "
         f"from {entropy.start:.3g} to {entropy.end:.3g} nats and the tokens of an answer went from "
         f"{length.start:.3g} to {length.end:.3g} (means of the same steps). Perhaps the reward "
         "is high for something that you do not want"
     )
+
+
+def _length_changed(length: Series) -> int:
+    # Values of the first steps differ from their own mean, too.
+    later = Series(length.steps[STEPS:], length.values[STEPS:])
+    return later.first_step(lambda value: not length.start / 1.3 < value < 1.3 * length.start)
 
 
 def length_drift(run: History) -> Found:
@@ -216,7 +223,7 @@ def length_drift(run: History) -> Found:
     idle = (end > 2 * start or end < start / 2) and reward.end <= reward.start + 2 * reward.error
     if not (full or idle):
         return None
-    since = length.first_step(lambda value: not start / 1.3 < value < 1.3 * start)
+    since = _length_changed(length)
     text = f"The number of tokens went from {length.start_text} to {length.end_text}, and "
     text += (
         f"{cut.end:.0%} of these last answers are cut off" if full else "the reward has not risen"

@@ -36,8 +36,9 @@ class Rule:
 
     ``change`` is a factor for the value of ``setting``, or another value for it; ``hint`` is what
     else helps, with the fields ``lower_rate`` and ``start_again``. ``once`` is for a cause of a
-    single step. Of a ``family`` only the first is named. ``metrics`` are the names that show it,
-    the clearest first; a prefix ends with ``/``.
+    single step. Of a ``family`` only the first is named. ``follows`` are causes of which it is an
+    effect if it begins with them or later. ``metrics`` are the names that show it, the clearest
+    first; a prefix ends with ``/``.
     """
 
     holds: Callable[[History], Found]
@@ -46,6 +47,7 @@ class Rule:
     hint: str = ""
     once: bool = False
     family: str = ""
+    follows: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
 
 
@@ -53,7 +55,11 @@ def _equal(
     name: str, *metrics: str, setting: str = "", change: float | str = "", hint: str = ""
 ) -> Rule:
     names = (*metrics, MIXED)
-    return Rule(rule_of(name), setting, change, hint, family="equal rewards", metrics=names)
+    return Rule(
+        rule_of(name), setting, change, hint, family="equal rewards",
+        # What is learned from is lost since the weights were ruined.
+        follows=("learning_rate_too_high",), metrics=names,
+    )  # fmt: skip
 
 
 # In this order they are listed: a cause stands before those that follow from it.
@@ -174,6 +180,7 @@ CAUSES: dict[str, Rule] = {
         "kl_penalty_coef",
         "0.01",
         "or {lower_rate}",
+        follows=("learning_rate_too_high",),
         metrics=(
             ENTROPY,
             REWARD,
@@ -182,6 +189,7 @@ CAUSES: dict[str, Rule] = {
     "length_drift": Rule(
         rules.length_drift,
         hint="take the length out of the reward, or limit it there",
+        follows=("learning_rate_too_high", "reward_hacking"),
         metrics=(
             LENGTH,
             CUT,
