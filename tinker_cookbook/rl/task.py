@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -57,7 +58,15 @@ class TaskDatasetBuilder(ProblemDatasetBuilder):
     def load(self) -> tuple[Sequence[Any], Sequence[Any]]:
         """Returns the problems."""
         # Create one environment now, so that a wrong ``env`` fails before the model is loaded.
-        made = self.env(self.problems[0], renderer=self.renderer())
+        renderer = self.renderer()
+        try:
+            inspect.signature(self.env).bind(self.problems[0], renderer=renderer)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"env: it cannot be called as env(problem, renderer=renderer): {error}; give it a "
+                "first parameter for the problem and one with the name renderer"
+            ) from None
+        made = self.env(self.problems[0], renderer=renderer)
         if not isinstance(made, Env):
             raise ConfigurationError(
                 f"env: it returned a {type(made).__name__}, expected an Env (such as a ProblemEnv)"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tinker_cookbook import rl
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.problem_env import ProblemEnv
 
 SMALL = {
@@ -78,3 +79,8 @@ def test_a_function_may_make_the_environment(model, tmp_path):
         make, ({"name": "Lily"},), model, max_steps=1, log_path=str(tmp_path / "run"), **SMALL
     )
     assert rows(asyncio.run(work))[-1]["step"] == 1
+
+
+def test_an_environment_without_the_parameter_renderer_is_refused(model, tmp_path):
+    with pytest.raises(ConfigurationError, match="missing a required argument: 'r'; give it"):
+        rl.run(lambda p, r: WordsWithS(p, r), ["Lily"], model, log_path=str(tmp_path), **SMALL)
