@@ -4,9 +4,9 @@
     python -m recipes.research.gan seeds=0 rounds=20 log_path=…
 
 The texts are the smallest jokes: a word and a punchline that rhymes with it ("cat": "hat"). The
-base model says any punchline. The discriminator learns to tell jokes of people from those of the
-generator, whose reward is the logarithm of the probability that its joke is a person's. Nothing
-else says what a joke is: what rhymes is only in the examples that the discriminator sees.
+base model rhymes in a third of its jokes. The discriminator learns to tell right jokes, the
+examples, from those of the generator, whose reward is the logarithm of the probability that its
+joke is an example. Nothing else tells the generator what rhymes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tinker_cookbook.recipes.research.study import (
     draw_curve,
     finish_axes,
     run_study,
+    smoothed,
 )
 from tinker_cookbook.recipes.tiny_models.dialogues import dialogue, dialogues_model
 from tinker_cookbook.renderers import Message
@@ -126,10 +127,7 @@ def run_arm(config: Config, service: ServiceClient, model: str, kind: Kind, seed
             for _ in range(config.updates):
                 train_discriminator(discriminator, groups, rng, kind == "shuffled")
     last = measure(discriminator, jokes(generator, 32, 10**6 + seed), rng)
-    smooth = {
-        f"{name} curve": [sum(v[max(0, i - 4) : i + 1]) / min(i + 1, 5) for i in range(len(v))]
-        for name, v in curves.items()
-    }
+    smooth = {f"{name} curve": smoothed(values) for name, values in curves.items()}
     return {**last, "rounds": list(range(config.rounds)), **smooth}
 
 

@@ -160,6 +160,12 @@ def _picture(path: Path, draw: Callable[[Any, Any], None], of_arm: Mapping[str, 
     return str(path)
 
 
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Returns the mean of each value and the up to four before it."""
+    windows = (values[max(0, i - 4) : i + 1] for i in range(len(values)))
+    return [sum(window) / len(window) for window in windows]
+
+
 def draw_curve(
     axes: Any, rows: Sequence[Row], x: str, y: str, label: str, colour: str, style: str = "-"
 ) -> None:

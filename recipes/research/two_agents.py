@@ -32,6 +32,7 @@ from tinker_cookbook.recipes.research.study import (
     draw_curve,
     finish_axes,
     run_study,
+    smoothed,
 )
 from tinker_cookbook.recipes.tiny_models.llama import (
     TinyModelSettings,
@@ -297,7 +298,7 @@ def run_arm(
         "staleness": sum(ages) / len(ages),
         "wall": sum(seconds) / len(seconds),
         "episodes": [2 * QUESTIONS * PAIRS * (i + 1) for i in range(len(steps))],
-        "curve": [sum(solved[max(0, i - 4) : i + 1]) / min(i + 1, 5) for i in range(len(steps))],
+        "curve": smoothed(solved),
     }
 
 
