@@ -92,7 +92,7 @@ class Start(NamedTuple):
 
 def main(config: Config) -> None:
     """Runs the study."""
-    config = config.if_quick(instruct_steps=2, sl_steps=2, rl_steps=2, answers=12)
+    config = config.resolved(instruct_steps=2, sl_steps=2, rl_steps=2, answers=12)
     model = words_model(quick=config.quick)
     run = partial(run_arm, config, model)
     arms = {

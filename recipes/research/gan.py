@@ -90,7 +90,7 @@ class Config(StudyConfig):
 
 def main(config: Config) -> None:
     """Runs the study."""
-    config = config.if_quick(rounds=2, head_start=2)
+    config = config.resolved(rounds=2, head_start=2)
     model = dialogues_model("gan", partial(examples, 0), PATTERN, config.quick, steps=250)
     with connect("local", dtype="float32") as connection:
         run = partial(run_arm, config, connection.service, model)

@@ -125,7 +125,7 @@ class Config(StudyConfig):
 
 def main(config: Config) -> None:
     """Runs the study."""
-    config = config.if_quick(rm_steps=2, rl_steps=2, test_answers=4)
+    config = config.resolved(rm_steps=2, rl_steps=2, test_answers=4)
     model = words_model(quick=config.quick)
     with connect("local", dtype="float32") as connection:
         client = connection.service.create_sampling_client(base_model=model).result()

@@ -55,7 +55,7 @@ class Config(StudyConfig):
 
 def main(config: Config) -> None:
     """Runs the study."""
-    config = config.if_quick(widths=config.widths[:1], steps=4)
+    config = config.resolved(widths=config.widths[:1], steps=4)
     models = {width: strings_model(width, quick=config.quick) for width in config.widths}
     with connect("local", dtype="float32") as connection:
         arms = {}

@@ -65,7 +65,7 @@ class Config(StudyConfig):
 
 def main(config: Config) -> None:
     """Runs the study."""
-    config = config.if_quick(sl_steps=4, rl_steps=1, learning_rates=[1e-3])
+    config = config.resolved(sl_steps=4, rl_steps=1, learning_rates=[1e-3])
     model = strings_model(quick=config.quick)
     with connect("local", dtype="float32") as connection:
         run = partial(_run, config, connection.service, model)

@@ -69,7 +69,7 @@ class Config(StudyConfig):
 
 def main(config: Config) -> None:
     """Runs the study."""
-    config = config.if_quick(ranks=[8], rl_steps=2)
+    config = config.resolved(ranks=[8], rl_steps=2)
     model = digits_model(quick=config.quick)
     with connect("local", dtype="float32") as connection:
         run = partial(_reinforce, config, connection.service, model)

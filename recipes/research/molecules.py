@@ -189,7 +189,7 @@ def rough_pairs(data: Data) -> list[list[Message]]:
 
 def main(config: Config) -> None:
     """Runs the study."""
-    config = config.if_quick(sl_steps=2, rl_steps=2)
+    config = config.resolved(sl_steps=2, rl_steps=2)
     data = make_data()
     model = dialogues_model(
         "molecules", partial(rough_pairs, data), PATTERN, config.quick, steps=700

@@ -71,7 +71,7 @@ class Config(StudyConfig):
 
 def main(config: Config) -> None:
     """Runs the study."""
-    config = config.if_quick(monitor_steps=2, attack_steps=2)
+    config = config.resolved(monitor_steps=2, attack_steps=2)
     model = dialogues_model("monitor", partial(examples, 0), PATTERN, config.quick)
     with connect("local", dtype="float32") as connection:
         run = partial(run_arm, config, connection.service, model)

@@ -144,7 +144,7 @@ class Config(StudyConfig):
 
 def main(config: Config) -> None:
     """Runs the study."""
-    config = config.if_quick(steps=2)
+    config = config.resolved(steps=2)
     model = dialogues_model("sums", partial(example_answers, 0), r"\d+| \+ ", config.quick)
     run = partial(run_arm, config, model)
     arms = {"labels only": partial(run, "labels")}

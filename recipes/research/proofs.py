@@ -242,7 +242,7 @@ class Config(StudyConfig):
 
 def main(config: Config) -> None:
     """Runs the study."""
-    config = config.if_quick(steps=2)
+    config = config.resolved(steps=2)
     claims = true_claims()
     random.Random(0).shuffle(claims)
     # The model that the study starts from has not seen the proofs of the held-out claims either.

@@ -46,18 +46,29 @@ class StudyConfig:
     )
 
     @chz.validate
-    def _check_seeds(self) -> None:
-        # A seed that stands twice would count twice in the means.
-        if not self.seeds or len({*self.seeds}) < len(self.seeds) or min(self.seeds) < 0:
-            raise ConfigurationError(
-                f"seeds: got {self.seeds}, expected different numbers from 0 on, such as 0,1,2"
-            )
+    def _check_lists(self) -> None:
+        # A seed or another value that stands twice would count twice in the means.
+        for name, values in chz.asdict(self).items():
+            if isinstance(values, list) and (
+                len({*values}) < max(1, len(values)) or min(values) < 0
+            ):
+                raise ConfigurationError(
+                    f"{name}: got {values}, expected different numbers from 0 on, separated by "
+                    "commas, such as 0,1,2"
+                )
 
-    def if_quick(self, **settings: Any) -> Self:
-        """Returns the settings of a quick run, in a folder of its own, if it is one."""
-        if not self.quick:
-            return self
-        return chz.replace(self, log_path=f"{self.log_path}/quick", **settings)
+    def resolved(self, **quick: Any) -> Self:
+        """Returns the settings to run with: of a quick run with the values of ``quick``, in a
+        folder of its own.
+
+        Raises:
+            ConfigurationError: ``log_path`` has results with other settings.
+        """
+        config = self
+        if self.quick:
+            config = chz.replace(self, log_path=f"{self.log_path}/quick", **quick)
+        _earlier(config)  # here, because the study makes its model next
+        return config
 
 
 def run_study(
@@ -76,14 +87,13 @@ def run_study(
     Raises:
         ConfigurationError: ``log_path`` has results with other settings.
     """
-    folder = local_path(config.log_path, "log_path")
+    path = _results(config)
+    folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "results.json"
-    settings = {k: v for k, v in chz.asdict(config).items() if k not in ("log_path", "seeds")}
     if config.quick:
         arms = dict(list(arms.items())[:1])
     with RunLock(folder, "log_path"):
-        rows = _earlier(path, settings)
+        rows = _earlier(config)
         done = {(row["arm"], row["seed"]) for row in rows}
         # Seed by seed, so that an interrupted study compares all arms.
         todo = [(n, s) for s in config.seeds for n in arms if (n, s) not in done]
@@ -94,7 +104,7 @@ def run_study(
             seconds = time.process_time() - started
             rows.append({"arm": name, "seed": seed, "seconds": round(seconds, 1), **row})
             # After each arm: the same command continues from here.
-            content = {"settings": settings, "rows": rows}
+            content = {"settings": _settings(config), "rows": rows}
             write_atomically(path, json.dumps(content, indent=1).encode())
             values = "  ".join(f"{title} {row[key]:.4g}" for key, title in columns.items())
             took = format_seconds(seconds)
@@ -102,7 +112,7 @@ def run_study(
     # An earlier run may have had more seeds.
     rows = [row for row in rows if row["seed"] in config.seeds]
     of_arm = {name: [row for row in rows if row["arm"] == name] for name in arms}
-    get_console().print(_table(of_arm, columns))
+    _print_tables(of_arm, columns)
     if config.quick:
         print_line(
             "quick=true only tries the command: its model is hardly trained, so these "
@@ -113,12 +123,22 @@ def run_study(
     return rows
 
 
-def _earlier(path: Path, settings: Row) -> list[Row]:
+def _results(config: StudyConfig) -> Path:
+    return local_path(config.log_path, "log_path") / "results.json"
+
+
+def _settings(config: StudyConfig) -> Row:
+    """Returns the settings that all rows of a study share."""
+    return {k: v for k, v in chz.asdict(config).items() if k not in ("log_path", "seeds")}
+
+
+def _earlier(config: StudyConfig) -> list[Row]:
     """Returns the rows of an earlier run of the same study."""
+    path = _results(config)
     if not path.exists():
         return []
     found = json.loads(path.read_bytes())
-    settings = json.loads(json.dumps(settings))  # a tuple is a list in JSON
+    settings = json.loads(json.dumps(_settings(config)))  # a tuple is a list in JSON
     for key in {**found["settings"], **settings}:
         if (before := found["settings"].get(key)) != (now := settings.get(key)):
             raise ConfigurationError(
@@ -128,21 +148,38 @@ def _earlier(path: Path, settings: Row) -> list[Row]:
     return found["rows"]
 
 
-def _table(of_arm: Mapping[str, Sequence[Row]], columns: Mapping[str, str]) -> Table:
-    table = Table()
+def _print_tables(of_arm: Mapping[str, Sequence[Row]], columns: Mapping[str, str]) -> None:
+    """Prints the arms with all columns, in as many tables as the width of the terminal needs."""
+    left = [*columns.items(), ("seconds", "CPU seconds")]
+    console = get_console()
+    wide = console.options.update(max_width=10_000)
+    while left:
+        count = len(left)
+        while count > 1 and (
+            console.measure(_table(of_arm, left[:count]), options=wide).maximum > console.width
+        ):
+            count -= 1
+        console.print(_table(of_arm, left[:count]), "")
+        left = left[count:]
+
+
+def _table(of_arm: Mapping[str, Sequence[Row]], columns: Sequence[tuple[str, str]]) -> Table:
+    table = Table(box=None, pad_edge=False)
     table.add_column("arm")
-    for title in (*columns.values(), "CPU seconds"):
+    for _, title in columns:
         table.add_column(title, justify="right")
     for name, rows in of_arm.items():
-        cells = [spread([row[key] for row in rows]) for key in (*columns, "seconds")]
-        table.add_row(name, *cells)
+        table.add_row(name, *(spread([row[key] for row in rows]) for key, _ in columns))
     return table
 
 
 def spread(values: Sequence[float]) -> str:
-    """Returns ``mean (minimum - maximum)``."""
-    mean = f"{sum(values) / len(values):.3g}"
-    return mean if len(values) == 1 else f"{mean} ({min(values):.3g} - {max(values):.3g})"
+    """Returns ``mean (minimum–maximum)``."""
+    mean, low, high = (
+        f"{one:.3g}" if abs(one) < 1000 else f"{one:,.0f}"
+        for one in (sum(values) / len(values), min(values), max(values))
+    )
+    return mean if len(values) == 1 else f"{mean} ({low}–{high})"
 
 
 def _picture(path: Path, draw: Callable[[Any, Any], None], of_arm: Mapping[str, Any]) -> str:

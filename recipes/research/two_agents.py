@@ -235,13 +235,14 @@ class Config(StudyConfig):
 
 def main(config: Config) -> None:
     """Runs the study."""
-    config = config.if_quick(steps=2, seconds=0.01)
+    config = config.resolved(steps=2, seconds=0.01)
     run = partial(run_arm, config, base_model(config.quick))
     arms = {
         "asynchronous, 1 update ahead": partial(run, ahead=1),
         "synchronous": run,
         "asynchronous, 4 updates ahead": partial(run, ahead=4),
         "synchronous, second agent frozen": partial(run, second_learns=False),
+        "synchronous, random rewards": partial(run, random_rewards=True),
     }
     columns = {
         "solved": "solved",
@@ -253,7 +254,13 @@ def main(config: Config) -> None:
 
 
 def run_arm(
-    config: Config, model: str, seed: int, *, ahead: int | None = None, second_learns: bool = True
+    config: Config,
+    model: str,
+    seed: int,
+    *,
+    ahead: int | None = None,
+    second_learns: bool = True,
+    random_rewards: bool = False,
 ) -> Row:
     """Trains the agents; returns the share of solved tasks, and how long a step takes.
 
@@ -265,7 +272,7 @@ def run_arm(
         asynchronous = AsyncConfig(
             max_steps_off_policy=ahead, groups_per_batch=QUESTIONS, loss_fn="ppo"
         )
-    folder = Path(config.log_path) / f"{ahead}-{second_learns}-{seed}"
+    folder = Path(config.log_path) / f"{ahead}-{second_learns}-{random_rewards}-{seed}"
     rows = reinforce(
         folder,
         model,
@@ -282,6 +289,7 @@ def run_arm(
             "second_learns": second_learns,
         },
         async_config=asynchronous,
+        random_rewards=random_rewards,
         learning_rate=config.learning_rate,
         max_tokens=24,
         max_steps=config.steps,

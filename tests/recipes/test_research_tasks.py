@@ -25,6 +25,20 @@ from tinker_cookbook.renderers import Message, get_renderer
 from tinker_cookbook.rl.types import Trajectory
 from tinker_cookbook.tool_use import ToolEpisode
 from tinker_cookbook.utils.imports import tinker
+from tinker_cookbook.utils.terminal import get_console
+
+
+def test_all_columns_of_a_study_fit_the_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(get_console(), "width", 80)
+    arm = "one that has a name of some length"
+    columns = {f"number {i}": f"number {i}" for i in range(7)}
+    config = StudyConfig(log_path=str(tmp_path), seeds=[0, 1], quick=True)
+    run = {arm: lambda seed: dict.fromkeys(columns, seed + 0.125)}
+    run_study(config, run, columns, lambda *_: None)
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if line.startswith(arm)]
+    assert max(map(len, rows)) <= 80
+    assert "".join(rows).count("0.625 (0.125–1.12)") == 7
 
 
 @pytest.mark.parametrize("seeds", [[], [0, 0], [-1]])
@@ -38,7 +52,7 @@ def test_a_table_has_only_the_seeds_asked_for_and_a_quick_run_a_folder_of_its_ow
     drawn: list[int] = []
 
     def run(config: StudyConfig) -> str:
-        config = config.if_quick()
+        config = config.resolved()
         run_study(
             config,
             {"arm": lambda seed: {"value": seed}},
@@ -47,16 +61,16 @@ def test_a_table_has_only_the_seeds_asked_for_and_a_quick_run_a_folder_of_its_ow
         )
         return capsys.readouterr().out
 
-    assert "1 (0 - 2)" in run(config)
+    assert "1 (0–2)" in run(config)
     full = (tmp_path / "results.json").read_bytes()
     one = run(chz.replace(config, seeds=[2]))
-    assert "0 - 2" not in one
+    assert "0–2" not in one
     assert "mean nothing" not in one
     assert "numbers mean nothing" in run(chz.replace(config, quick=True, seeds=[0]))
     assert (tmp_path / "results.json").read_bytes() == full
     assert (tmp_path / "quick/results.json").exists()
     with pytest.raises(ConfigurationError, match="quick: got False, but"):
-        run(chz.replace(config, log_path=str(tmp_path / "quick")))
+        chz.replace(config, log_path=str(tmp_path / "quick")).resolved()
     if importlib.util.find_spec("matplotlib"):
         assert drawn == [3, 1, 1]
 
