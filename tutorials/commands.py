@@ -112,7 +112,7 @@ def render_tutorials(settings: RenderSettings) -> None:
     """
     folder = Path(settings.output)
     folder.mkdir(parents=True, exist_ok=True)
-    for one in tutorials() if settings.only is None else [find_tutorial(settings.only)]:
+    for one in tutorials() if settings.only is None else [find_tutorial(settings.only, "only")]:
         print(f"{one.number} {one.title}", flush=True)
         (folder / f"{one.number}.md").write_text(page_of(one, folder), "utf-8")
 

@@ -72,12 +72,13 @@ def tutorials() -> list[Tutorial]:
     return found
 
 
-def find_tutorial(number: str) -> Tutorial:
-    """Returns the tutorial with a number; raises ConfigurationError if there is none."""
+def find_tutorial(number: str, key: str = "number") -> Tutorial:
+    """Returns the tutorial with a number; raises ConfigurationError, with the setting's ``key``, if
+    there is none."""
     known = {one.number: one for one in tutorials()}
     if number not in known:
         raise ConfigurationError(
-            f"number: got {number!r}, expected one of {', '.join(known)}; "
+            f"{key}: got {number!r}, expected one of {', '.join(known)}; "
             "python -m tinker_cookbook.tutorials lists the tutorials"
         )
     return known[number]

@@ -138,6 +138,8 @@ def test_a_finished_pipeline_is_left_alone(runs, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert said.count("finished before, 3 steps, tinker://") == 3
     assert "win rate of stage 3" in said
+    one = parse(runs.arguments("straight"), "run_rm=False", "run_rl=False")
+    asyncio.run(rlhf_pipeline.main(one))
     assert {path: path.read_bytes() for path in files} == files
 
 

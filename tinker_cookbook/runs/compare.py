@@ -136,7 +136,8 @@ def _test_rewards(folder: Path, step: int) -> list[float]:
 
 def _error_of(rewards: Sequence[float]) -> tuple[float | None, str]:
     """Returns the standard error of the mean reward of episodes, and what it is computed from."""
-    count, of = len(rewards), f"{len(rewards)} test episodes"
+    count = len(rewards)
+    of = f"{count} test episode{'s' * (count > 1)}"
     if {*rewards} <= {0.0, 1.0}:
         # Agresti and Coull (1998): with two more right and two more wrong answers, the error is
         # not 0 when all answers are right or wrong.

@@ -24,6 +24,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import TypeVar
 
+import chz
+
 from tinker_cookbook import cli_utils
 from tinker_cookbook.checkpoint_utils import CheckpointRecord, get_last_checkpoint
 from tinker_cookbook.exceptions import ConfigurationError
@@ -62,9 +64,11 @@ async def main(config: CLIConfig) -> None:
         # Check all at once, so that an error in the last folder appears before the first stage.
         for stage in to_run(config):
             folders.enter_context(cli_utils.log_dir_of_run(config.stage_folder(stage), behavior))
-        # The stages record their own settings; this file repeats all of them.
+        # The stages record their own settings; this file repeats all of them, also if a call runs
+        # only some.
         config.folder.mkdir(parents=True, exist_ok=True)
-        write_config(config.folder / SETTINGS, config)
+        every = chz.replace(config, run_sft=True, run_rm=True, run_rl=True)
+        write_config(config.folder / SETTINGS, every)
         if config.run_sft:
             await run_stage("sft", sft_config(config), sft_train.main)
         if "rm" in to_run(config):
