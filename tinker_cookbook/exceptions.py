@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import metadata
 from pathlib import Path
 
 __all__ = [
@@ -148,8 +150,17 @@ def some_of(label: str, names: list[str]) -> str:
 def install_command(extra: str) -> str:
     """Returns the ``pip`` command that adds the optional dependencies ``extra`` of this package.
 
-    PyPI has another project under the name ``tinker_cookbook``, so the command names the checkout.
+    PyPI has another project under the name ``tinker_cookbook``, so the command names the checkout,
+    or where the wheel came from, which pip notes (PEP 610).
     """
     checkout = Path(__file__).parents[1]
-    where = checkout if (checkout / "pyproject.toml").is_file() else "CHECKOUT"
-    return f"pip install -e '{where}[{extra}]'"
+    if (checkout / "pyproject.toml").is_file():
+        return f"pip install -e '{checkout}[{extra}]'"
+    try:
+        noted = metadata.distribution("tinker_cookbook").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        noted = None
+    source = json.loads(noted) if noted else {"url": "ADDRESS_OF_THE_WHEEL"}
+    version_control = source.get("vcs_info", {}).get("vcs")
+    prefix = f"{version_control}+" if version_control else ""
+    return f"pip install 'tinker_cookbook[{extra}] @ {prefix}{source['url']}'"

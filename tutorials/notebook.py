@@ -18,6 +18,7 @@ from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.tutorials import CHECKS
+from tinker_cookbook.utils.imports import missing_extra
 
 FOLDER = Path(__file__).resolve().parent
 # 101 Hello Tinker (9 s): sample from a model.
@@ -92,7 +93,10 @@ def execute(tutorial: Tutorial, capture: bool = False) -> Iterator[Cell | Output
     Args:
         capture: Keep what cells print, instead of printing it.
     """
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise missing_extra("the pictures of tutorials", error, "tutorials") from error
 
     matplotlib.use("Agg")  # no window
     CHECKS.clear()

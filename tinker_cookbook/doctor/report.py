@@ -154,7 +154,9 @@ def print_report(report: Report, console: Console) -> None:
         _print_table(console, "Extras that are not installed", ("", "for"), missing)
     console.print()
     if report.install:
-        console.print("Worth installing here:", *(f"  {text}" for text in report.install), sep="\n")
+        # Without markup: rich would take the name of an extra in brackets for a style.
+        lines = "\n".join(f"  {text}" for text in report.install)
+        console.print(f"Worth installing here:\n{lines}", markup=False, soft_wrap=True)
     if not report.ok:
         console.print(
             "The engine's results differ from transformers on this machine, so training "

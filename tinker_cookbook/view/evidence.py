@@ -63,7 +63,7 @@ def _shows(cause: str, row: Row) -> tuple[float, str] | None:
         return (value if value == value else np.inf), f"loss {loss:.3g}"
     if not row["chosen"]:
         return None
-    # The record has no held-out pairs; the same happens to those of training.
+    # The links lead to steps of training, where the same happens as to held-out pairs.
     if cause == "chosen_falls":
         fell = loss - _mean(row, row["reference_logprobs"])
         text = f"chosen answer of training, {fell:.3g} nats a token below the reference"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from tinker_cookbook import exceptions
 from tinker_cookbook.doctor import __main__ as program
 from tinker_cookbook.doctor import parity, report
 from tinker_cookbook.doctor.fits import SHAPES, largest_fits, needs_of
@@ -78,3 +79,14 @@ def test_failures_are_shown_and_end_with_status_1(monkeypatch, capsys):
     assert "no kernel" in text.getvalue()
     assert "would be wrong" in text.getvalue()
     assert max(map(len, text.getvalue().split("\n"))) <= 80
+
+
+def test_without_a_checkout_the_command_for_extras_names_the_wheel(monkeypatch, tmp_path):
+    class Installed:
+        def read_text(self, name):
+            return '{"url": "file:///w.whl", "archive_info": {}}'
+
+    monkeypatch.setattr(exceptions, "__file__", str(tmp_path / "tinker_cookbook" / "exceptions.py"))
+    monkeypatch.setattr(exceptions.metadata, "distribution", lambda name: Installed())
+    command = exceptions.install_command("plot")
+    assert command == "pip install 'tinker_cookbook[plot] @ file:///w.whl'"
