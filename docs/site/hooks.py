@@ -56,6 +56,8 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Leaves logs out of the search; a page that does not say for whom it is fails the build."""
+    if not re.search(r"^(##|:::) ", markdown, flags=re.MULTILINE):  # a table has the whole width
+        page.meta["hide"] = ["toc"]
     if page.file.src_uri.startswith(LOGS):
         page.meta["search"] = {"exclude": True}
     elif "tutorials/" not in page.file.src_uri and "For people" not in introduction(markdown):
