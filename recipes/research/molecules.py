@@ -40,7 +40,7 @@ from tinker_cookbook.utils.imports import missing_extra
 try:
     from rdkit import Chem, RDLogger
 except ImportError as error:
-    raise missing_extra("recipes.research.molecules", error, "molecules") from error
+    raise missing_extra("molecules", error, "molecules") from error
 
 # A text that is no molecule is an answer like others here, so it is not worth a warning.
 RDLogger.DisableLog("rdApp.*")  # type: ignore[attr-defined]

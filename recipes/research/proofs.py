@@ -46,7 +46,7 @@ from tinker_cookbook.utils.imports import missing_extra
 try:
     import z3
 except ImportError as error:
-    raise missing_extra("recipes.research.proofs", error, "proofs") from error
+    raise missing_extra("proofs", error, "proofs") from error
 
 PROVED = "proved"
 FAILURES = ("not a proof", "base fails", "step fails", "claim fails")

@@ -156,14 +156,20 @@ def test_a_run_names_the_command_that_repeats_it(tmp_path, recorded, program):
     assert repeat_line(str(tmp_path), recorded) is None
 
 
-def test_bash_completes_programs_and_keys(monkeypatch):
-    programs = [Program("recipes.sl_loop", ""), Program("tinker_cookbook.runs", "")]
+def test_bash_completes_programs_and_keys(monkeypatch, tmp_path):
+    # A program that needs an extra which is not installed is completed without its keys.
+    raises = "from tinker_cookbook.exceptions import ConfigurationError\nraise ConfigurationError"
+    (tmp_path / "needs_extra.py").write_text(raises)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ("recipes.sl_loop", "tinker_cookbook.runs", "needs_extra")
+    programs = [Program(name, "") for name in names]
     monkeypatch.setattr(completion, "find_programs", lambda package: programs)
     script = completion.completion("bash")
     for typed, found in (
         ("sl_", "sl_loop"),
         ("sl_loop lr=1 lora", "lora_rank="),
         ("sl_loop log_path = my", ""),
+        ("needs", "needs_extra"),
         ("runs l", ""),
     ):
         words = f"compopt() {{ :; }}\nCOMP_WORDS=(tinker-cookbook {typed})"

@@ -83,7 +83,7 @@ def _keys(module: str) -> list[str]:
     for name in (module, f"{module}.__main__"):
         try:
             found = config_class_of(getattr(importlib.import_module(name), "main", None))
-        except ImportError:  # it needs an extra that is not installed
+        except (ImportError, ConfigurationError):  # it needs an extra that is not installed
             continue
         if found is not None:
             return sorted(f"{name}=" for name in {CONFIG, *(key.name for key in keys_of(found))})
