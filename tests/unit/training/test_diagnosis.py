@@ -99,6 +99,7 @@ def test_no_step_is_in_both_means_of_a_text():
             "kl_penalty_coef: set it to 0.01",
         ),
         ("hacked", "reward_hacking", "length_drift", "take the length out"),
+        ("dpo_rate_high", "learning_rate_too_high", "chosen_falls", "dpo_beta: raise it"),
     ],
 )
 def test_a_cause_that_follows_from_another_names_it(run, before, name, advice):

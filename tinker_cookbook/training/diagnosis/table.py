@@ -158,6 +158,7 @@ CAUSES: dict[str, Rule] = {
         "dpo_beta",
         3.0,
         "or {lower_rate}",
+        follows=("learning_rate_too_high",),
         metrics=(
             "test/nll",
             "test/chosen_reward",
