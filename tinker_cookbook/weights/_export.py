@@ -142,6 +142,11 @@ def write_merged(
             log-probabilities than the engine.
     """
     if checkpoint.weights:
+        if strategy == "shard":
+            raise ConfigurationError(
+                f"merge_strategy: got 'shard', but {checkpoint.name} has all weights "
+                "(lora_rank=0), which are written at once; expected auto or full"
+            )
         strategy = "full"
     elif strategy == "auto":
         try:

@@ -189,9 +189,14 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[
     """
     for name in (fmt.ADAPTER_CONFIG, fmt.ADAPTER):
         if not (folder / name).is_file():
+            found = f"has no {name}"
+            if not folder.is_dir():
+                found = "is a file" if folder.exists() else "no such folder"
+            elif (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+                found = "has a whole model, without an adapter or a record of its run"
             raise FileNotFoundError(
-                f"{folder / name}: there is no such file; expected the folder of a LoRA adapter "
-                f"with {fmt.ADAPTER_CONFIG} and {fmt.ADAPTER}, or the {FORMS}"
+                f"{folder}: {found}; expected the {FORMS}, with an adapter or all weights; or the "
+                f"folder of a LoRA adapter with {fmt.ADAPTER_CONFIG} and {fmt.ADAPTER}"
             )
     try:
         config = json.loads((folder / fmt.ADAPTER_CONFIG).read_bytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import chz
 import pytest
 import tinker
 import torch
@@ -134,7 +135,10 @@ def test_merge_writes_a_model_of_transformers(model, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(WeightsAdapterError, match=r"has all weights.*weights merge tinker://"):
         commands.export(commands.ExportSettings(model_path=path, out=str(out)))
-    commands.merge(commands.MergeSettings(model_path=path, out=str(out), dtype="float32"))
+    settings = commands.MergeSettings(model_path=path, out=str(out), dtype="float32")
+    with pytest.raises(ConfigurationError, match="merge_strategy: got 'shard'"):
+        commands.merge(chz.replace(settings, merge_strategy="shard"))
+    commands.merge(settings)
     loaded = AutoModelForCausalLM.from_pretrained(out)
     expected = AutoModelForCausalLM.from_pretrained(model)
     expected.load_state_dict(trained, strict=False)

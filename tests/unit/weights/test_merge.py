@@ -237,8 +237,14 @@ def test_stacked_experts_and_other_kinds_are_refused(tmp_path):
     dora = make_adapter(tmp_path / "dora", base, use_dora=True)
     with pytest.raises(WeightsMergeError, match="use_dora=True"):
         merge(base, dora, tmp_path / "out")
-    with pytest.raises(FileNotFoundError, match=r"adapter_config\.json"):
-        merge(base, tmp_path, tmp_path / "out")
+    for wrong, found in {
+        tmp_path: "has no adapter_config",
+        tmp_path / "absent": "no such folder",
+        path: "is a file",
+        base: "has a whole model",
+    }.items():
+        with pytest.raises(FileNotFoundError, match=f"{found}.*expected the log_path of a run"):
+            merge(base, wrong, tmp_path / "out")
 
 
 def test_an_export_that_disagrees_is_not_kept(tmp_path, monkeypatch):
