@@ -454,9 +454,13 @@ class CheckpointStore:
     def _unknown_run(self, run_id: str) -> CheckpointError:
         known = self.run_ids()
         whose = f"under {self.root}" if self.owner is None else f"of {self.owner!r}"
+        listed = some_of("Its runs", known)
+        if self.owner is None and self.root == home_dir():
+            # Ids say less than the names of folders.
+            listed = "`python -m tinker_cookbook.runs list` shows them with their log_path."
         return CheckpointNotFoundError(
             f"run id: got {run_id!r}, which is not among the {len(known)} runs {whose}"
-            f"{nearest_sentence(run_id, known)} {some_of('Its runs', known)}"
+            f"{nearest_sentence(run_id, known)} {listed}"
         )
 
     def _others(self, path: TinkerPath) -> str:
