@@ -215,8 +215,8 @@ def draw_curve(
 
 
 def finish_axes(axes: Any, title: str, x: str, y: str, *, legend: bool = True) -> None:
-    """Adds title, labels, grid and legend."""
+    """Adds title, labels, grid, and the legend of the curves that there are."""
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.grid(visible=True, alpha=0.3)
-    if legend:
+    if legend and axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -79,6 +80,9 @@ def train_on_dialogues(
             additional_special_tokens=["<|im_start|>"],
         )  # fmt: skip
         renderer = get_renderer(RENDERER, get_tokenizer(str(folder)))
+        # The few steps of a quick model do not see all conversations.
+        if len(dialogues) > (seen := settings.steps * settings.batch_size):
+            dialogues = random.Random(0).sample(dialogues, seen)
         rows = [
             (tokens.to_ints(), weights.tolist())
             for one in dialogues

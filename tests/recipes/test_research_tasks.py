@@ -75,7 +75,13 @@ def test_a_table_has_only_the_seeds_asked_for_and_a_quick_run_a_folder_of_its_ow
         assert drawn == [3, 1, 1]
 
 
-@pytest.mark.slow  # 5 to 10 s each
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> str:
+    """A folder for the base models, of which some are those of several studies."""
+    return str(tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.slow  # 3 to 8 s each
 @pytest.mark.parametrize(
     "name",
     [
@@ -92,10 +98,12 @@ def test_a_table_has_only_the_seeds_asked_for_and_a_quick_run_a_folder_of_its_ow
         "gan",
     ],
 )
-def test_a_quick_study_writes_its_results_and_is_not_repeated(name, tmp_path, monkeypatch, capsys):
+def test_a_quick_study_writes_its_results_and_is_not_repeated(
+    name, models, tmp_path, monkeypatch, capsys
+):
     if package := {"molecules": "rdkit", "proofs": "z3"}.get(name):
         pytest.importorskip(package)
-    monkeypatch.setattr(cli_utils, "EXAMPLES_ROOT", str(tmp_path / "models"))
+    monkeypatch.setattr(cli_utils, "EXAMPLES_ROOT", models)
     study = importlib.import_module(f"tinker_cookbook.recipes.research.{name}")
     config = study.Config(quick=True, seeds=[0], log_path=str(tmp_path / "study"))
     study.main(config)
