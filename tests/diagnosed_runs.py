@@ -390,10 +390,12 @@ HEALTHY: dict[str, Any] = {
 }
 
 
-def run(build: Any, model: str, folder: Path, seed: int = 0) -> list[dict[str, Any]]:
-    """Trains; gives the rows of ``metrics.jsonl``."""
+def run(
+    build: Any, model: str, folder: Path, seed: int = 0, **changed: Any
+) -> list[dict[str, Any]]:
+    """Trains, with ``changed`` settings; gives the rows of ``metrics.jsonl``."""
     main, config = build(model, folder, seed)
-    asyncio.run(main(config))
+    asyncio.run(main(chz.replace(config, **changed)))
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
