@@ -39,6 +39,13 @@ class RecipeRuns:
         (folder / "train.jsonl").write_text("\n".join(rows[:22]) + "\n")
         (folder / "test.jsonl").write_text("\n".join(rows[30:36]) + "\n")
 
+    def shorten(self) -> None:
+        """Cuts messages to 40 characters, for tests that no signal must reach in time."""
+        for path in (self.folder / "train.jsonl", self.folder / "test.jsonl"):
+            rows = [json.loads(line)["messages"] for line in path.read_text().splitlines()]
+            short = [[{**m, "content": m["content"][:40]} for m in row] for row in rows]
+            path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in short))
+
     def arguments(self, name: str, behavior: str = "raise") -> list[str]:
         shared = [
             f"model_name={self.model}",

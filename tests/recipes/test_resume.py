@@ -31,6 +31,7 @@ def recipe_runs(tmp_path_factory, stories_model):
     """A folder with a small data set, and the finished run that was never killed."""
     folder = tmp_path_factory.mktemp("resume")
     place = RecipeRuns(folder, stories_model)
+    place.shorten()
     assert place.run("straight").returncode == 0
     return place
 
@@ -84,6 +85,7 @@ class StoppedRuns(RecipeRuns):
 
 def test_a_killed_run_has_the_same_best_checkpoint_and_early_stop(tmp_path, stories_model):
     runs = StoppedRuns(tmp_path, stories_model)
+    runs.shorten()
     straight = runs.run("straight")
     assert straight.returncode == 0, straight.stderr[-2000:]
     nll = [row["test/nll"] for row in runs.rows("straight")]

@@ -21,6 +21,7 @@ OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 def recipe_runs(tmp_path_factory, stories_model):
     folder = tmp_path_factory.mktemp("loop")
     place = RecipeRuns(folder, stories_model, recipe="recipes.sl_loop")
+    place.shorten()
     done = place.run("straight")
     assert done.returncode == 0, done.stderr[-2000:]
     return place
