@@ -6,7 +6,6 @@ check on every case and makes the table of ``docs/renderers.md`` from what it sa
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 from collections import defaultdict
@@ -121,7 +120,7 @@ class Side:
         options = {**self.case.options, **(self.case.prompt_options if prompt else {}), **more}
         border = self.case.prompt_end
         found = self.tokenizer.apply_chat_template(
-            [self.case.as_template(copy.deepcopy(message)) for message in messages],
+            [self.case.as_template(message) for message in messages],
             chat_template=self.template,
             tokenize=not border,
             return_dict=False,

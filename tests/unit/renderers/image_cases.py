@@ -30,6 +30,7 @@ def qwen_image_processor():
     )
 
 
+@cache
 @st.composite
 def with_images(draw, conversations):
     """Conversations in which what users and tools say may be text and images in any order."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
 import json
 import os
 import pkgutil
@@ -17,9 +18,9 @@ from pathlib import Path
 import families
 import pytest
 from family_case import Case, Side, assert_any_cut
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
-from rendering_cases import checked
+from rendering_cases import checked, drawn, hold
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import ParseTermination, ToolSpec
@@ -90,8 +91,6 @@ def test_tokens_equal_the_template(load, case):
     side, default = load(case, split_special_tokens=False), load(case)
     names = default.renderer.codec.control_token_in
 
-    @checked(60)
-    @given(messages=case.conversations)
     def check(messages):
         tokens, prompt = side.tokens(messages), side.prompt(messages)
         assert tokens == side.expected(messages) + side.stop_behind(messages)
@@ -101,7 +100,7 @@ def test_tokens_equal_the_template(load, case):
             assert default.prompt(messages) == prompt
         count(case, messages)
 
-    check()
+    hold(check, case.conversations)
 
 
 @each_case
@@ -110,11 +109,9 @@ def test_weights_are_what_follows_the_prompt(load, case):
     side = load(case, split_special_tokens=False)
     stops = set(side.renderer.response_parser()._stops)
 
-    @checked(6)
-    @given(messages=case.conversations, answer=case.answers)
-    def check(messages, answer):
-        end = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=None)
-        assume(end is not None)
+    asked = (m for m in drawn(case.conversations) if any(one["role"] == "user" for one in m))
+    for messages, answer in itertools.islice(zip(asked, drawn(case.answers, 20), strict=False), 6):
+        end = max(i for i, m in enumerate(messages) if m["role"] == "user")
         messages = [*messages[: end + 1], answer]
         example, weights = side.renderer.build_supervised_example(messages)
         prompt = side.expected(messages[:-1], prompt=True)
@@ -123,8 +120,6 @@ def test_weights_are_what_follows_the_prompt(load, case):
         stop = max(i for i, token in enumerate(tokens) if token in stops)
         expected = [float(len(prompt) <= i <= stop) for i in range(len(tokens))]
         assert weights.tolist() == expected
-
-    check()
 
 
 @each_case
@@ -217,20 +212,18 @@ def test_split_control_tokens_stay_text(load, case):
 @each_case
 def test_extension_property_is_as_said(load, case):
     side = load(case)
-    broken = 0
-
-    @checked(20)
-    @given(messages=case.conversations, answer=case.answers)
-    def check(messages, answer):
-        nonlocal broken
-        broken += breaks_extension(side, messages)
-        if not side.renderer.has_extension_property:  # else not every answer is one of the prompt's
-            asked_on = [*case.question, answer, {"role": "user", "content": "And then?"}]
-            broken += breaks_extension(side, asked_on) or trims_what_was_sampled(side, case)
-        assert not (broken and side.renderer.has_extension_property)
-
-    check()
-    assert bool(broken) != side.renderer.has_extension_property
+    conversations = drawn(case.conversations)[:20]
+    if side.renderer.has_extension_property:
+        assert not any(breaks_extension(side, messages) for messages in conversations)
+        return
+    # Only here every answer is one of the prompt's.
+    asked_on = (
+        [*case.question, answer, {"role": "user", "content": "And then?"}]
+        for answer in drawn(case.answers, 20)
+    )
+    assert trims_what_was_sampled(side, case) or any(
+        breaks_extension(side, messages) for messages in itertools.chain(asked_on, conversations)
+    )
 
 
 def trims_what_was_sampled(side, case):

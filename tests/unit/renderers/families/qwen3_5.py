@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 from family_case import Case
@@ -27,6 +28,7 @@ def arguments(of):
     return st.dictionaries(names, of, max_size=3)
 
 
+@functools.cache
 @st.composite
 def with_arguments(draw, messages, of=look_alikes):
     """The same with arguments of every type."""
@@ -45,6 +47,7 @@ def with_arguments(draw, messages, of=look_alikes):
     return changed
 
 
+@functools.cache
 def conversations(thinking=True, of=look_alikes):
     """The template raises where there is no question."""
     cut = cut_conversations(qwen_conversations(thinking=thinking))
@@ -52,6 +55,7 @@ def conversations(thinking=True, of=look_alikes):
     return with_images(with_arguments(asked, of))
 
 
+@functools.cache
 def answers(thinking=True, of=values):
     one = tagged_answers(thinking=thinking).map(lambda message: [message])
     return with_arguments(one, of).map(lambda messages: messages[0])
