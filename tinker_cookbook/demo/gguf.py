@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, install_command
+from tinker_cookbook.utils.gguf_reader import open_gguf
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,11 +62,10 @@ def convert_gguf(source: Path, folder: Path) -> None:
     require_gguf()
     import numpy as np
     import torch
-    from gguf import GGUFReader
     from gguf.quants import dequantize
     from safetensors.torch import save_file
 
-    reader = GGUFReader(source)
+    reader = open_gguf(source)
     fields = {key: field.contents() for key, field in reader.fields.items()}
     for key, known in _KNOWN.items():
         # The names of tensors and the order of rows below are those of this architecture only.

@@ -19,6 +19,7 @@ import numpy as np
 
 from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError, nearest
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils.gguf_reader import open_gguf
 from tinker_cookbook.weights._chat_files import chat_of
 from tinker_cookbook.weights._gguf_architectures import ROPE_FACTORS, Architecture
 from tinker_cookbook.weights._gguf_tokenizer import vocabulary_of
@@ -105,11 +106,9 @@ def check_model_file(checkpoint: Checkpoint, path: Path, quant: str, *, merge: b
     Raises:
         WeightsMergeError: A tensor is missing, or has other values.
     """
-    import gguf
-
     architecture = Architecture.of(checkpoint.base_folder)
     tensors = _model_tensors(checkpoint, architecture, quant, merge)
-    _check_stored(gguf.GGUFReader(path), tensors)
+    _check_stored(open_gguf(path), tensors)
     return (
         f"each of the {len(tensors)} tensors is W + s B A, or that of the base model, rounded once"
     )
@@ -216,7 +215,7 @@ def check_adapter_file(checkpoint: Checkpoint, path: Path, quant: str) -> str:
     ``check_model_file``."""
     import gguf
 
-    reader = gguf.GGUFReader(path)
+    reader = open_gguf(path)
     alpha = reader.fields[gguf.Keys.Adapter.LORA_ALPHA].contents()
     if alpha != np.float32(_alpha(checkpoint)):
         raise WeightsMergeError(f"{path.name}: alpha is {alpha}, expected {_alpha(checkpoint)}")
@@ -296,9 +295,8 @@ def _encode(tensor: Tensor, kind: gguf.GGMLQuantizationType, name: str) -> np.nd
 
 def read_model_file(path: Path, architecture: Architecture) -> Iterator[tuple[str, np.ndarray]]:
     """Yields llama.cpp's name and the float32 values of each tensor in a file."""
-    import gguf
     from gguf.quants import dequantize
 
-    for tensor in gguf.GGUFReader(path).tensors:
+    for tensor in open_gguf(path).tensors:
         shape = tuple(int(size) for size in reversed(tensor.shape))  # GGUF: the inner axis first
         yield tensor.name, dequantize(tensor.data, tensor.tensor_type).reshape(shape)

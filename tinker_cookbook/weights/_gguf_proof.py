@@ -20,6 +20,7 @@ import torch
 
 from tinker_cookbook.exceptions import WeightsError
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils.gguf_reader import open_gguf
 from tinker_cookbook.weights import _llama_cpp
 from tinker_cookbook.weights._gguf_architectures import ROPE_FACTORS, Architecture
 from tinker_cookbook.weights._gguf_files import read_model_file
@@ -154,7 +155,7 @@ def compare_adapter_read_back(
     import gguf
 
     architecture = Architecture.of(checkpoint.base_folder)
-    alpha = float(gguf.GGUFReader(path).fields[gguf.Keys.Adapter.LORA_ALPHA].contents())
+    alpha = float(open_gguf(path).fields[gguf.Keys.Adapter.LORA_ALPHA].contents())
     stored = dict(read_model_file(path, architecture))
     updates = {}
     for module in checkpoint.updates:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tinker_cookbook import weights
 from tinker_cookbook.exceptions import ConfigurationError, WeightsError, WeightsMergeError
+from tinker_cookbook.utils.gguf_reader import open_gguf
 from tinker_cookbook.weights import _gguf_files
 from tinker_cookbook.weights._chat_files import Chat
 from tinker_cookbook.weights._gguf_tokenizer import vocabulary_of
@@ -41,7 +42,13 @@ def by_transformers(path: Path):
 
 
 def fields(path: Path) -> dict:
-    return {key: field.contents() for key, field in gguf.GGUFReader(path).fields.items()}
+    """The metadata, as gguf's reader and as ours gives it."""
+    ours, theirs = (
+        {key: field.contents() for key, field in reader.fields.items()}
+        for reader in (open_gguf(path), gguf.GGUFReader(path))
+    )
+    assert ours == theirs
+    return ours
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_tied", "mistral", "qwen2", "qwen3", "gemma3"])
