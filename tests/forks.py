@@ -46,12 +46,13 @@ PRELOADED = (
 
 
 @cache
-def _server() -> socket.socket:
-    """The socket of the process with the imports, of which each test process has one."""
+def _server(python: str) -> socket.socket:
+    """The socket of the process with the imports, of which each test process has one for each
+    Python that it uses."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
+            [python, __file__, str(theirs.fileno())],
             cwd=REPO,
             env={**os.environ, "PYTHONPATH": str(REPO)},
             stdin=subprocess.DEVNULL,
@@ -63,7 +64,7 @@ def _server() -> socket.socket:
 
 
 class Popen(subprocess.Popen[str]):
-    """``subprocess.Popen`` of ``[sys.executable, "-m", module, …]`` or ``[…, "-c", text, …]``."""
+    """``subprocess.Popen`` of ``[python, "-m", module, …]`` or ``[python, "-c", text, …]``."""
 
     def __init__(self, args: Sequence[str], **settings: Any) -> None:
         self._status = -1
@@ -74,13 +75,12 @@ class Popen(subprocess.Popen[str]):
         creationflags, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *others,
     ) -> None:  # fmt: skip
         python, kind, *_ = args
-        assert python == sys.executable, python
         assert kind in ("-m", "-c"), kind
         request = {"words": args[1:], "cwd": str(cwd or Path.cwd()), "env": dict(env or os.environ)}
         given = (p2cread, c2pwrite, errwrite)
         files = [number if file == -1 else file for number, file in enumerate(given)]
         self._status, status = os.pipe()
-        socket.send_fds(_server(), [json.dumps(request).encode() + b"\n"], [*files, status])
+        socket.send_fds(_server(python), [json.dumps(request).encode() + b"\n"], [*files, status])
         os.close(status)
         self.pid = int(os.read(self._status, 20))
         self._child_created = True

@@ -25,7 +25,7 @@ def open_gguf(path: Path) -> GGUFReader:
     class Reader(GGUFReader):
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             if raw_type == GGUFValueType.ARRAY and self.byte_order == "I":
-                data, start = memoryview(self.data), int(orig_offs) + 12
+                data, start = self.data.data, int(orig_offs) + 12
                 kind, count = struct.unpack_from("=IQ", data, start - 12)
                 if kind == GGUFValueType.STRING:
                     parts, end = [], start

@@ -1,7 +1,7 @@
 """Training under torchrun against one process: numbers, refusals, a killed rank, the server.
 
 Most ranks are forks with torchrun's variables, because torchrun and its ranks import for 15 s of
-CPU; it starts the quantised base, the killed rank and the server itself.
+CPU; it starts the killed rank and the server itself.
 """
 
 from __future__ import annotations
@@ -73,8 +73,7 @@ class Programs:
     def start(self, *words: str, ranks: int, shard: bool = False) -> subprocess.Popen[str]:
         """Starts a module as a person does, with torchrun if there are two ranks."""
         launcher = TWO if ranks == 2 else ()
-        is_forked = not launcher and self.python == sys.executable
-        start = forks.Popen if is_forked else functools.partial(subprocess.Popen, text=True)
+        start = functools.partial(subprocess.Popen, text=True) if launcher else forks.Popen
         return start(
             [self.python, *launcher, "-m", *words],
             env=self.environment(shard),
@@ -96,7 +95,7 @@ class Programs:
         given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         started = [
             forks.Popen(
-                [sys.executable, "-m", *words],
+                [self.python, "-m", *words],
                 env={**self.environment(shard), **given, "RANK": rank, "LOCAL_RANK": rank},
                 cwd=REPO,
                 stdout=subprocess.PIPE,
@@ -111,7 +110,7 @@ class Programs:
     ) -> dict[str, Any]:
         """Runs the driver; with ``shard`` each process has a part of the base model."""
         words = DRIVER.stem, model or self.model, str(self.folder / name), *checkpoint
-        if ranks == 2 and self.python == sys.executable:
+        if ranks == 2:
             done = self.run_forked(*words, shard=shard)
         else:
             done = [self.run(*words, ranks=ranks, shard=shard)]
