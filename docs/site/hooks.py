@@ -60,7 +60,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         page.meta["hide"] = ["toc"]
     if page.file.src_uri.startswith(LOGS):
         page.meta["search"] = {"exclude": True}
-    elif "tutorials/" not in page.file.src_uri and "For people" not in introduction(markdown):
+    exempt = page.file.src_uri.startswith(("tutorials/", "changelog.md"))
+    if not exempt and "For people" not in introduction(markdown):
         log.warning("%s does not begin with a sentence 'For people …'", page.file.src_uri)
     return markdown
 
