@@ -83,16 +83,49 @@ def _greedy(model: str, messages: list[dict[str, Any]]) -> tuple[int, str]:
     return prompt.shape[1], str(message["content"])
 
 
-def test_lm_eval_gives_the_scores_of_its_own_transformers_backend(serving, stories_model, tmp_path):
-    """Two runs, one to two minutes."""
-    _write_tasks(tmp_path)
-    url = f"{serving.url}/oai/api/v1/completions"
-    served = _lm_eval(
-        tmp_path, "served", serving.key(),
-        "--model", "local-completions", "--model_args", f"model={stories_model},base_url={url}",
+# One process for all runs: its imports take longer than a run.
+_COMMANDS = """
+import json, sys
+from lm_eval.__main__ import cli_evaluate
+for sys.argv[1:] in json.loads(sys.argv[1]):
+    cli_evaluate()
+"""
+
+
+@pytest.fixture(scope="module")
+def lm_eval(serving, stories_model, tmp_path_factory) -> Path:
+    """A folder with the results of three commands: of the server, by its completions (``served``)
+    and by chat (``chat``), and of the harness's own backend for transformers (``own``)."""
+    folder = tmp_path_factory.mktemp("lm-eval")
+    _write_tasks(folder)
+    url = f"{serving.url}/oai/api/v1"
+    every = ",".join(f"local_{kind}" for kind in LM_EVAL_TASKS)
+    commands = [
+        ["served", every, "local-completions", f"model={stories_model},base_url={url}/completions"],
+        ["own", every, "hf", f"pretrained={stories_model},dtype=float32"],
+        ["chat", "local_generate_until", "local-chat-completions",
+         f"model={stories_model},base_url={url}/chat/completions", "--apply_chat_template"],
+    ]  # fmt: skip
+    words = [
+        ["--include_path", str(folder), "--tasks", tasks, "--output_path", str(folder / name),
+         "--log_samples", "--model", model, "--model_args", settings, *more]
+        for name, tasks, model, settings, *more in commands
+    ]  # fmt: skip
+    run_in(
+        python_with("lm-eval"), "-c", _COMMANDS, json.dumps(words),
+        OPENAI_API_KEY=serving.key(), **OFFLINE,
     )  # fmt: skip
-    settings = f"pretrained={stories_model},dtype=float32"
-    own = _lm_eval(tmp_path, "own", "", "--model", "hf", "--model_args", settings)
+    return folder
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    """The metrics by task."""
+    return json.loads(next(folder.rglob("results_*.json")).read_text())["results"]
+
+
+def test_lm_eval_gives_the_scores_of_its_own_transformers_backend(lm_eval):
+    """A minute, with the next one."""
+    served, own = _results(lm_eval / "served"), _results(lm_eval / "own")
     assert set(served) == {f"local_{kind}" for kind in LM_EVAL_TASKS}
     for task, metrics in own.items():
         numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
@@ -100,21 +133,12 @@ def test_lm_eval_gives_the_scores_of_its_own_transformers_backend(serving, stori
         for name, value in numbers.items():
             assert served[task][name] == pytest.approx(value, abs=2e-3), (task, name)
     for task in served:
-        assert _answers(tmp_path / "served", task) == _answers(tmp_path / "own", task)
+        assert _answers(lm_eval / "served", task) == _answers(lm_eval / "own", task)
 
 
-def test_lm_eval_generates_by_chat(serving, stories_model, tmp_path):
-    """Half a minute."""
-    _write_tasks(tmp_path)
-    url = f"{serving.url}/oai/api/v1/chat/completions"
-    results = _lm_eval(
-        tmp_path, "chat", serving.key(), "--apply_chat_template",
-        "--model", "local-chat-completions",
-        "--model_args", f"model={stories_model},base_url={url}",
-        tasks="local_generate_until",
-    )  # fmt: skip
-    assert results["local_generate_until"]["exact_match,none"] == 0.0
-    assert len(_answers(tmp_path / "chat", "local_generate_until")) == 4
+def test_lm_eval_generates_by_chat(lm_eval):
+    assert _results(lm_eval / "chat")["local_generate_until"]["exact_match,none"] == 0.0
+    assert len(_answers(lm_eval / "chat", "local_generate_until")) == 4
 
 
 def _write_tasks(folder: Path) -> None:
@@ -126,17 +150,6 @@ def _write_tasks(folder: Path) -> None:
         head = [f"task: local_{kind}", f"output_type: {kind}", "dataset_path: json"]
         head += [f"dataset_kwargs: {data}", "test_split: test"]
         (folder / f"{kind}.yaml").write_text("\n".join([*head, *lines]) + "\n")
-
-
-def _lm_eval(folder: Path, name: str, key: str, *words: str, tasks: str = "") -> dict[str, Any]:
-    """Runs the tasks and returns the metrics by task."""
-    python = python_with("lm-eval")
-    names = tasks or ",".join(f"local_{kind}" for kind in LM_EVAL_TASKS)
-    run_in(
-        python, "-m", "lm_eval", "--include_path", str(folder), "--tasks", names,
-        "--output_path", str(folder / name), "--log_samples", *words, OPENAI_API_KEY=key, **OFFLINE,
-    )  # fmt: skip
-    return json.loads(next((folder / name).rglob("results_*.json")).read_text())["results"]
 
 
 def _answers(folder: Path, task: str) -> list[str]:
