@@ -105,13 +105,13 @@ def check_one_of(**settings: Any) -> None:
         raise ConfigurationError(f"{' and '.join(given)} contradict each other; leave one out")
 
 
-def check_files(settings: Any, *names: str) -> None:
+def check_files(settings: Any, *names: str, hint: str = "") -> None:
     """Raises DataValidationError for a setting that names a file or folder that does not exist."""
     for name in names:
         path = getattr(settings, name)
         if path is not None and not Path(path).expanduser().exists():
             raise DataValidationError(
-                f"{name}: there is no file or folder {path} (searched from {Path.cwd()})"
+                f"{name}: there is no file or folder {path} (searched from {Path.cwd()}){hint}"
             )
 
 

@@ -55,7 +55,8 @@ class CLIConfig(SplitSettings, train.Config):
 
     def build_dataset(self) -> DistilledDatasetBuilder:
         """Returns the teacher's answers, with a held-out part."""
-        check_files(self, "file_path")
+        makes = "python -m recipes.prompt_distillation.create_data"
+        check_files(self, "file_path", hint=f"; make it with: {makes} output_file={self.file_path}")
         # create_data records the labels of its task, so they need not be repeated here.
         recorded = read_rows(run_folder(self.file_path) / "config.json")
         labels = recorded[0]["labels"] if recorded else None

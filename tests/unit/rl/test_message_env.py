@@ -15,6 +15,7 @@ from tinker_cookbook.rl.envs.message_env import (
     MessageStepResult,
 )
 from tinker_cookbook.rl.rollouts.episode import run_rollout
+from tinker_cookbook.rl.rollouts.errors import RolloutFailedError
 from tinker_cookbook.rl.rollouts.hooks import RolloutHooks
 from tinker_cookbook.rl.rollouts.limits import (
     ParseErrorPolicy,
@@ -86,6 +87,16 @@ def test_messages_become_tokens_and_back(renderer):
     assert trajectory.metrics == {"judged": 1.0}
     assert env.graded == (["go", "a", "you said a", "b", "you said b"], StopReason.COMPLETED)
     assert isinstance(env.config, RolloutConfig)
+
+
+def test_a_step_that_returns_something_else_is_named(renderer):
+    class Forgets(Echo):
+        async def step(self, message):
+            return None
+
+    said = r"turn 0: TypeError: Forgets\.step returned None, expected a MessageStepResult\(reward="
+    with pytest.raises(RolloutFailedError, match=said):
+        play(EnvFromMessageEnv(renderer, Forgets()), Says(renderer, "a"))
 
 
 # --- malformed answers ------------------------------------------------------------------------

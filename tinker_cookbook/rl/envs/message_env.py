@@ -312,6 +312,11 @@ class EnvFromMessageEnv(Env):
         return ob.length + (self.max_generation_tokens or 1) > self.max_trajectory_tokens
 
     async def _after_step(self, result: MessageStepResult, metrics: Metrics) -> StepResult:
+        if not hasattr(result, "next_messages"):
+            raise TypeError(
+                f"{type(self.message_env).__name__}.step returned {result!r:.80}, expected a "
+                "MessageStepResult(reward=…, episode_done=…, next_messages=…)"
+            )
         # next_messages is the whole conversation, which the environment may have shortened.
         self._history.update(result.next_messages)
         self._stop = result.next_stop_condition

@@ -143,7 +143,7 @@ def _unknown_message(name: str, keys: Mapping[str, Key]) -> str:
                 f"chooses the class that has the keys{SEE_HELP}"
             )
         return f"{name}: there is no such key{nearest(name, inner) or nearest(name, keys)}"
-    hint = hint_for(name, keys) or nearest(name, keys)
+    hint = hint_for(name, keys) or nearest(name, [*keys, CONFIG])
     return f"{name}: there is no such key{hint}{SEE_HELP}"
 
 

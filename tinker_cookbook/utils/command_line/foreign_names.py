@@ -36,6 +36,14 @@ _KEYS = {
     "bf16": "dtype",
     "use_vllm": "sampler",
     "lora_alpha": "lora_rank",
+    "lr_scheduler_type": "lr_schedule",
+    "gradient_accumulation_steps": _BATCH,
+    "eval_strategy": "eval_every",
+    "save_total_limit": "rolling_save_every",
+    "assistant_only_loss": "train_on_what",
+    "num_iterations": "num_substeps",
+    "epsilon": "loss_fn_config",
+    "scale_rewards": "advantage_normalization",
 }
 
 
