@@ -35,12 +35,13 @@ def main(config: ModelsConfig) -> None:
     names = list(LINEUP) if config.model_name is None else config.model_name.split(",")
     # The list marks rates whose exponent was assumed, so the warning for each is left out.
     logging.getLogger("tinker_cookbook.hyperparam_utils").setLevel(logging.ERROR)
-    table = Table(caption="Rates with * have the exponent of Llama models: check them by a sweep.")
-    table.add_column("model", no_wrap=True)
-    for column in ("kind", "renderer"):
+    caption = "Rates with * have the exponent of Llama models: check them by a sweep."
+    table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
+    for column in ("model", "kind", "renderer"):
         table.add_column(column, overflow="fold")
     for column in ("learning rate", f"adapter, rank {config.lora_rank}"):
-        table.add_column(column, justify="right")
+        # Numbers stay whole where the terminal is narrow; names go on in a second line.
+        table.add_column(column.replace(" ", "\n", 1), justify="right", no_wrap=True)
     for name in names:
         table.add_row(*_row(name.strip(), config.lora_rank))
     Console().print(table)

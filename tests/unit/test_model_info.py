@@ -242,7 +242,7 @@ def test_a_configured_renderer_wins_and_a_misfit_is_said(caplog: pytest.LogCaptu
 def test_the_list_of_models_has_the_settings_of_a_run(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "160")
     models.main(models.ModelsConfig(lora_rank=8))
-    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if "/" in line}
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if "/" in line}
     assert set(lines) == set(LINEUP)
     for word in ("qwen3", f"{get_lr('Qwen/Qwen3-8B'):.2e} ", "23.1M"):
         assert word in lines["Qwen/Qwen3-8B"]

@@ -37,7 +37,10 @@ def read_settings(name: str, config_class: type[Any], comma: str = ",") -> Any:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text) if path.suffix == ".json" else _yaml(text)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{CONFIG}: {path} cannot be read: {error}") from error
+        raise ConfigurationError(
+            f"{CONFIG}: {path} cannot be read: {error}; expected a config.json, the log folder of "
+            "a run, or a JSON or YAML file with lines such as learning_rate: 1e-4"
+        ) from error
     if not isinstance(data, dict):
         raise ConfigurationError(f"{CONFIG}: {path} has no keys; expected key: value")
     if TYPE_KEY not in data:
