@@ -54,6 +54,7 @@ PATTERN = r"\w+| "
 _FLOOR = 0.01
 
 Pair = tuple[str, str]
+_SUPERVISED = "supervised learning of the examples"
 Kind = Literal["both learn", "frozen", "shuffled", "supervised"]
 
 
@@ -98,7 +99,7 @@ def main(config: Config) -> None:
             "both learn": partial(run, "both learn"),
             "discriminator stops after its head start": partial(run, "frozen"),
             "discriminator with shuffled labels": partial(run, "shuffled"),
-            "supervised learning of the examples": partial(run, "supervised"),
+            _SUPERVISED: partial(run, "supervised"),
         }
         columns = {"rhymes": "rhymes", "lines": "punchlines of 3", "accuracy": "accuracy"}
         run_study(config, arms, columns, draw)
@@ -192,7 +193,8 @@ def draw(figure: Any, of_arm: dict[str, list[Row]]) -> None:
     }
     for axes, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
         for (arm, rows), colour in zip(of_arm.items(), COLOURS, strict=False):
-            draw_curve(axes, rows, "rounds", f"{name} curve", arm, colour)
+            if name != "accuracy" or arm != _SUPERVISED:  # it has no discriminator
+                draw_curve(axes, rows, "rounds", f"{name} curve", arm, colour)
         finish_axes(axes, title, "round", "", legend=False)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)

@@ -198,7 +198,10 @@ def draw(config: Config, figure: Any, of_arm: dict[str, list[Row]]) -> None:
     left.axhline(total, color="black", linewidth=0.8)
     left.set_xscale("symlog", linthresh=1)
     left.set_xlim(0)
-    finish_axes(left, f"{config.num_digits} digits = {total:.1f} bits", "episodes", "bits known")
+    title = f"{config.num_digits} digits = {total:.1f} bits"
+    finish_axes(left, title, "episodes", "bits known", legend=False)
+    # Inside, it would hide the start of the curves.
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     for kind, colour in (("RL", COLOURS[0]), ("SL", COLOURS[1])):
         rates = [[row["rate"] for row in of_arm.get(f"{kind}, rank {r}", [])] for r in config.ranks]
         points = [(r, sum(v) / len(v)) for r, v in zip(config.ranks, rates, strict=True) if v]
