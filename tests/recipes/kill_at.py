@@ -1,6 +1,6 @@
-"""Kills the process itself, without warning, at one exact point.
+"""Kills the process itself, without warning, or pauses it, at one exact point.
 
-python -m kill_at MODULE:NAME COUNT before|after PROGRAM …
+python -m kill_at MODULE:NAME COUNT before|after|FILE PROGRAM …
 """
 
 import functools
@@ -9,10 +9,15 @@ import os
 import runpy
 import signal
 import sys
+import time
+from pathlib import Path
 
 
 def kill_at(point: str, count: int, when: str) -> None:
-    """The process gets SIGKILL before or after the ``count``-th call of ``MODULE:NAME``."""
+    """The process gets SIGKILL before or after the ``count``-th call of ``MODULE:NAME``.
+
+    With a file, it writes the file after the call, and goes on once the file is removed.
+    """
     module_name, _, path = point.partition(":")
     owner = importlib.import_module(module_name)
     *parents, name = path.split(".")
@@ -25,6 +30,11 @@ def kill_at(point: str, count: int, when: str) -> None:
         sys.stdout.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def pause() -> None:
+        Path(when).touch()
+        while Path(when).exists():
+            time.sleep(0.01)
+
     @functools.wraps(original)
     def wrapped(*args, **kwargs):
         nonlocal calls
@@ -34,6 +44,8 @@ def kill_at(point: str, count: int, when: str) -> None:
         result = original(*args, **kwargs)
         if calls == count and when == "after":
             die()
+        if calls == count and when not in ("before", "after"):
+            pause()
         return result
 
     setattr(owner, name, wrapped)

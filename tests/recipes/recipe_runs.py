@@ -110,9 +110,35 @@ class RecipeRuns:
     ) -> subprocess.CompletedProcess[str]:
         """Runs a program and its arguments in a fork."""
         command = [sys.executable, "-m", *(["kill_at", *kill] if kill else []), *words]
+        return forks.run(command, cwd=REPO, env=self.environment_of_kill_at())
+
+    def environment_of_kill_at(self) -> dict[str, str]:
         env = self.environment()
         env["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent}"  # where kill_at is
-        return forks.run(command, cwd=REPO, env=env)
+        return env
+
+    def start_paused(
+        self,
+        point: str,
+        count: int,
+        name: str,
+        *extra: str,
+        prefix: Sequence[str] = (),
+        **environment: str,
+    ) -> tuple[subprocess.Popen[str], Path]:
+        """Starts the recipe and waits until it pauses after the ``count``-th call of ``point``.
+
+        ``prefix`` stands before the command. Returns the process and the file whose removal lets
+        it go on.
+        """
+        file = self.folder / f"{name}.paused"
+        words = [self.recipe, *self.words(name, "raise", *extra)]
+        command = [sys.executable, "-m", "kill_at", point, str(count), str(file), *words]
+        process = self.start(
+            [*prefix, *command], **{**self.environment_of_kill_at(), **environment}
+        )
+        wait_for(file.exists, process)
+        return process, file
 
     def check_killed_and_resumed(self, name: str, point: str, count: int, when: str) -> None:
         """Kills a run at a point, goes on, and holds the end against the run ``straight``."""
@@ -162,7 +188,7 @@ def finish(
 
 
 def wait_for(
-    condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60
+    condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 300
 ) -> None:
     """Waits until ``condition`` holds; fails where the process ends before."""
     end = time.monotonic() + seconds

@@ -23,6 +23,7 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 pytestmark = pytest.mark.slow
 
+CHECKPOINT_LINE = "tinker_cookbook.run.checkpoints:append_row"
 REMOTE = ("device=auto", "dtype=auto")
 
 
@@ -284,11 +285,10 @@ def test_a_disk_that_fills_up(recipe_runs, plenty, small_disk, which):
         (small_disk / "log").mkdir()
     else:
         extra = {"TINKER_COOKBOOK_HOME": str(small_disk / "home")}
-    command = recipe_runs.command(name)
-    process = recipe_runs.start(command, **extra)
-    wait_for(lambda: count_lines(log / "checkpoints.jsonl") >= 1, process)
+    process, paused = recipe_runs.start_paused(CHECKPOINT_LINE, 1, name, **extra)
     fill(small_disk / "filler")
-    stopped = finish(process, 60)
+    paused.unlink()
+    stopped = finish(process)
     assert stopped.returncode == 1
     assert "Traceback" not in stopped.stderr
     message = stopped.stderr.strip().splitlines()[-1]
@@ -334,7 +334,7 @@ def test_no_network_and_nothing_cached(recipe_runs, tmp_path):
         process = recipe_runs.start(command, fresh=True, **environment)
         running[name] = (process, words, model)
     for name, (process, words, model) in running.items():
-        stopped = finish(process, 60)
+        stopped = finish(process)
         assert stopped.returncode == 1, name
         assert "Traceback" not in stopped.stderr
         assert f"model {model!r} was not found" in stopped.stderr
