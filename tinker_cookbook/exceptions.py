@@ -161,6 +161,7 @@ def install_command(extra: str) -> str:
     except metadata.PackageNotFoundError:
         noted = None
     source = json.loads(noted) if noted else {"url": "ADDRESS_OF_THE_WHEEL"}
-    version_control = source.get("vcs_info", {}).get("vcs")
-    prefix = f"{version_control}+" if version_control else ""
-    return f"pip install 'tinker_cookbook[{extra}] @ {prefix}{source['url']}'"
+    address = source["url"]
+    if commit := source.get("vcs_info"):
+        address = f"{commit['vcs']}+{address}@{commit['commit_id']}"
+    return f"pip install 'tinker_cookbook[{extra}] @ {address}'"

@@ -7,6 +7,7 @@ A study is a module with settings that extend ``StudyConfig``, and a ``main`` th
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.table import Table
 from tinker_cookbook.exceptions import ConfigurationError, install_command
 from tinker_cookbook.plot import save_figure
 from tinker_cookbook.run.lock import RunLock
-from tinker_cookbook.run.paths import local_path, write_atomically
+from tinker_cookbook.run.paths import ensure_writable_dir, write_atomically
 from tinker_cookbook.utils.terminal import format_seconds, get_console, print_line
 
 Row = dict[str, Any]
@@ -49,8 +50,9 @@ class StudyConfig:
     def _check_lists(self) -> None:
         # A seed or another value that stands twice would count twice in the means.
         for name, values in chz.asdict(self).items():
-            if isinstance(values, list) and (
-                len({*values}) < max(1, len(values)) or min(values) < 0
+            if isinstance(values, list) and not (
+                0 < len(values) == len({*values})
+                and all(isinstance(one, str) or 0 <= one < math.inf for one in values)
             ):
                 raise ConfigurationError(
                     f"{name}: got {values}, expected different numbers from 0 on, separated by "
@@ -62,7 +64,7 @@ class StudyConfig:
         folder of its own.
 
         Raises:
-            ConfigurationError: ``log_path`` has results with other settings.
+            ConfigurationError: ``log_path`` has results with other settings, or cannot be written.
         """
         config = self
         if self.quick:
@@ -85,11 +87,10 @@ def run_study(
         draw: Draws on a figure of matplotlib, given the rows of each arm.
 
     Raises:
-        ConfigurationError: ``log_path`` has results with other settings.
+        ConfigurationError: ``log_path`` has results with other settings, or cannot be written.
     """
     path = _results(config)
     folder = path.parent
-    folder.mkdir(parents=True, exist_ok=True)
     if config.quick:
         arms = dict(list(arms.items())[:1])
     with RunLock(folder, "log_path"):
@@ -124,7 +125,7 @@ def run_study(
 
 
 def _results(config: StudyConfig) -> Path:
-    return local_path(config.log_path, "log_path") / "results.json"
+    return ensure_writable_dir(config.log_path) / "results.json"
 
 
 def _settings(config: StudyConfig) -> Row:
@@ -137,29 +138,37 @@ def _earlier(config: StudyConfig) -> list[Row]:
     path = _results(config)
     if not path.exists():
         return []
-    found = json.loads(path.read_bytes())
+    try:
+        found = json.loads(path.read_bytes())
+        earlier, rows = found["settings"], found["rows"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigurationError(
+            f"log_path: {path} is not the result of a study ({error}); delete it, or set another "
+            "log_path"
+        ) from error
     settings = json.loads(json.dumps(_settings(config)))  # a tuple is a list in JSON
-    for key in {**found["settings"], **settings}:
-        if (before := found["settings"].get(key)) != (now := settings.get(key)):
+    for key in {**earlier, **settings}:
+        before, now = earlier.get(key, "no such setting"), settings.get(key, "no such setting")
+        if before != now:
             raise ConfigurationError(
                 f"{key}: got {now}, but {path} has results with {before}; set another log_path, "
                 "or delete the folder"
             )
-    return found["rows"]
+    return rows
 
 
 def _print_tables(of_arm: Mapping[str, Sequence[Row]], columns: Mapping[str, str]) -> None:
     """Prints the arms with all columns, in as many tables as the width of the terminal needs."""
     left = [*columns.items(), ("seconds", "CPU seconds")]
     console = get_console()
-    wide = console.options.update(max_width=10_000)
+    wide = console.options.update(max_width=10_000, markup=False)  # [a] is part of a name
     while left:
         count = len(left)
         while count > 1 and (
             console.measure(_table(of_arm, left[:count]), options=wide).maximum > console.width
         ):
             count -= 1
-        console.print(_table(of_arm, left[:count]), "")
+        console.print(_table(of_arm, left[:count]), "", markup=False)
         left = left[count:]
 
 

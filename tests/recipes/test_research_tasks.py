@@ -30,7 +30,7 @@ from tinker_cookbook.utils.terminal import get_console
 
 def test_all_columns_of_a_study_fit_the_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(get_console(), "width", 80)
-    arm = "one that has a name of some length"
+    arm = "one that has a name [b] of some length"
     columns = {f"number {i}": f"number {i}" for i in range(7)}
     config = StudyConfig(log_path=str(tmp_path), seeds=[0, 1], quick=True)
     run = {arm: lambda seed: dict.fromkeys(columns, seed + 0.125)}
@@ -45,6 +45,29 @@ def test_all_columns_of_a_study_fit_the_terminal(tmp_path, monkeypatch, capsys):
 def test_seeds_are_different_numbers_and_at_least_one(seeds):
     with pytest.raises(ConfigurationError, match="seeds: got"):
         StudyConfig(log_path="unused", seeds=seeds)
+
+
+@chz.chz
+class _OwnConfig(StudyConfig):
+    names: list[str] = chz.field(default_factory=lambda: ["a", "b"])
+    rates: list[float] = chz.field(default_factory=lambda: [0.1])
+
+
+def test_a_study_names_a_wrong_setting_or_folder_before_it_makes_a_model(tmp_path):
+    with pytest.raises(ConfigurationError, match="rates: got"):
+        _OwnConfig(log_path="unused", rates=[float("nan")])
+    config = _OwnConfig(log_path=str(tmp_path))
+    file = tmp_path / "results.json"
+    file.write_text('{"settings": {"quick": false}, "rows": []}')  # of a version without lists
+    with pytest.raises(ConfigurationError, match=r"names: got .* has results with no such setting"):
+        config.resolved()
+    file.write_text("{")
+    with pytest.raises(ConfigurationError, match=r"log_path: .*results.json is not the result"):
+        config.resolved()
+    with pytest.raises(
+        ConfigurationError, match=r"log_path=.*results.json/quick cannot be written"
+    ):
+        chz.replace(config, log_path=str(file), quick=True).resolved()
 
 
 def test_a_table_has_only_the_seeds_asked_for_and_a_quick_run_a_folder_of_its_own(tmp_path, capsys):

@@ -6,6 +6,8 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinker_cookbook.exceptions import DataFormatError
+
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
@@ -17,7 +19,7 @@ def open_gguf(path: Path) -> GGUFReader:
     300,000 tokens and merges of Qwen's tokenizer, which take 1 s here.
 
     Raises:
-        ValueError: The file is not a GGUF file.
+        DataFormatError: The file is not a GGUF file, or is damaged.
     """
     import numpy as np
     from gguf import GGUFReader, GGUFValueType
@@ -44,4 +46,10 @@ def open_gguf(path: Path) -> GGUFReader:
             types = [GGUFValueType.ARRAY, *[GGUFValueType(kind)] * bool(parts)]
             return end - start + 12, parts, [*range(len(parts))], types
 
-    return Reader(path)
+    try:
+        return Reader(path)
+    # Each is a way to read behind the end of a file.
+    except (ValueError, LookupError, OverflowError, struct.error) as error:
+        raise DataFormatError(
+            f"{path}: not a GGUF file, or a damaged or truncated one ({error}); get it again"
+        ) from error

@@ -81,12 +81,25 @@ def test_failures_are_shown_and_end_with_status_1(monkeypatch, capsys):
     assert max(map(len, text.getvalue().split("\n"))) <= 80
 
 
-def test_without_a_checkout_the_command_for_extras_names_the_wheel(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("noted", "address"),
+    [
+        ('{"url": "file:///w.whl", "archive_info": {}}', "file:///w.whl"),
+        (
+            '{"url": "https://h/r", "vcs_info": {"vcs": "git", "commit_id": "12ab"}}',
+            "git+https://h/r@12ab",
+        ),
+        (None, "ADDRESS_OF_THE_WHEEL"),
+    ],
+)
+def test_without_a_checkout_the_command_for_extras_names_the_wheel(
+    noted, address, monkeypatch, tmp_path
+):
     class Installed:
         def read_text(self, name):
-            return '{"url": "file:///w.whl", "archive_info": {}}'
+            return noted
 
     monkeypatch.setattr(exceptions, "__file__", str(tmp_path / "tinker_cookbook" / "exceptions.py"))
     monkeypatch.setattr(exceptions.metadata, "distribution", lambda name: Installed())
     command = exceptions.install_command("plot")
-    assert command == "pip install 'tinker_cookbook[plot] @ file:///w.whl'"
+    assert command == f"pip install 'tinker_cookbook[plot] @ {address}'"

@@ -15,7 +15,12 @@ from gguf_models import make_model, make_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tinker_cookbook import weights
-from tinker_cookbook.exceptions import ConfigurationError, WeightsError, WeightsMergeError
+from tinker_cookbook.exceptions import (
+    ConfigurationError,
+    DataFormatError,
+    WeightsError,
+    WeightsMergeError,
+)
 from tinker_cookbook.utils.gguf_reader import open_gguf
 from tinker_cookbook.weights import _gguf_files
 from tinker_cookbook.weights._chat_files import Chat
@@ -49,6 +54,24 @@ def fields(path: Path) -> dict:
     )
     assert ours == theirs
     return ours
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("tokens", ["a", "", "bc"])
+    writer.add_array("scores", [1.0, 2.0])
+    writer.add_tensor("weight", np.zeros((2, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    content = path.read_bytes()
+    tensor = content.index(b"weight")
+    for data in [content[:size] for size in range(tensor)] + [b"G" + content]:
+        path.write_bytes(data)
+        with pytest.raises(DataFormatError, match=r"model\.gguf: not a GGUF file, or a damaged"):
+            open_gguf(path)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_tied", "mistral", "qwen2", "qwen3", "gemma3"])
