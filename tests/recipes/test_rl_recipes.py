@@ -60,7 +60,11 @@ def common(model, tmp_path) -> list[str]:
 
 def test_help_lists_the_keys_and_loads_nothing_heavy():
     done = subprocess.run(
-        [sys.executable, "-c", HELP, *MODULES], cwd=REPO, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", HELP, *MODULES],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     *texts, end = done.stdout.split("LOADED\n")

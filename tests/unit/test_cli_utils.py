@@ -57,7 +57,7 @@ def test_ask_on_a_real_terminal(run, answer, left):
         [sys.executable, "-c", program], stdin=slave, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     os.write(master, f"what?\n{answer}\n".encode())
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=300)
     os.close(master)
     os.close(slave)
     # The output goes into a pipe, so the question is on standard error.

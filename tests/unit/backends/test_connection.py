@@ -32,7 +32,7 @@ def test_a_service_that_is_gone_does_not_hold_up_a_failed_run(status, monkeypatc
     connection, told = connection_to(Future())
     begun = time.monotonic()
     connection.close(status, "why")
-    assert 0.2 <= time.monotonic() - begun < 2
+    assert 0.2 <= time.monotonic() - begun < 10
     assert told == [(status, "why")]
 
 

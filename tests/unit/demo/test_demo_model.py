@@ -136,7 +136,7 @@ from tinker_cookbook.demo import model as demo
 def slow_convert(source, folder):
     with open(Path(sys.argv[1]) / "conversions", "a") as log:
         log.write("x")
-    time.sleep(1)
+    time.sleep(float(sys.argv[2]))
     (folder / "config.json").write_text("{}")
 
 demo.require_gguf = lambda: None
@@ -148,12 +148,12 @@ print(demo.make_copy(Path(sys.argv[1])))
 
 
 def test_two_processes_make_one_copy_and_a_killed_one_leaves_no_trace(tmp_path: Path):
-    def start() -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", _FETCH, str(tmp_path)]
+    def start(seconds: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", _FETCH, str(tmp_path), str(seconds)]
         return subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True)
 
     log = tmp_path / "conversions"
-    killed = start()
+    killed = start(600)
     while not (log.exists() and log.read_text()):
         assert killed.poll() is None
     killed.kill()
@@ -161,8 +161,8 @@ def test_two_processes_make_one_copy_and_a_killed_one_leaves_no_trace(tmp_path: 
     assert demo.finished_copy(tmp_path) is None
     assert list(tmp_path.glob(".*.partial-*"))
 
-    both = [start(), start()]
-    answers = [process.communicate(timeout=60)[0].strip() for process in both]
+    both = [start(1), start(1)]
+    answers = [process.communicate(timeout=300)[0].strip() for process in both]
     folder = demo.finished_copy(tmp_path)
     assert answers == [str(folder)] * 2
     assert log.read_text() == "xx"  # the killed one and one of the two

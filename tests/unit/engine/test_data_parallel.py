@@ -309,7 +309,7 @@ def test_a_killed_rank_ends_the_recipe_which_resumes_with_one_process(programs, 
     said = next((line for line in killed.stderr if "torchrun: rank 1 of 2 (process " in line), "")
     seconds = time.time() - float(died.read_text())
     assert "start the same command again to resume from the last one" in said
-    assert seconds < 10
+    assert seconds < 60
     assert killed.wait(60) != 0
     resumed = programs.run(runs.recipe, *runs.words("killed", "resume"), ranks=1)
     assert resumed.returncode == 0, resumed.stderr[-2000:]

@@ -159,7 +159,7 @@ def test_a_network_that_swallows_requests_is_given_up_in_seconds(tmp_path: Path)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, never answers
         started = time.monotonic()
         answer = _resolve("acme/x", tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}")
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 60
     assert "Timeout" in answer["error"]
     assert "Hub cache: no copy" in answer["error"]
 

@@ -56,7 +56,7 @@ def test_a_large_body_without_a_key_is_answered_at_once_and_not_kept(serving, pa
     assert answer.status_code == 401
     assert _peak_mib(serving) - before < 10
     # 12 s where the body was parsed first; the rest is for a machine with other work.
-    assert max(waits) < 1
+    assert max(waits) < 6
 
 
 @pytest.mark.parametrize(

@@ -84,4 +84,4 @@ def test_a_small_request_does_not_wait_for_anothers_crowd(caller, stories_model)
         assert not ended.done()
         ann.post("cancel_future", request_id=f"{crowd}:1")
         assert "cancelled" in ended.result()["error"]
-    assert waited < 5  # 46 s where everybody stood in one line
+    assert waited < 20  # 46 s where everybody stood in one line

@@ -36,7 +36,7 @@ def test_depth_items_are_prepared_before_they_are_asked_for_and_not_more():
             yield i
 
     with Prefetcher(items(), depth=3) as ahead:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while len(made) < 3 and time.monotonic() < deadline:
             time.sleep(0.005)
         time.sleep(0.05)
@@ -51,7 +51,7 @@ def test_waiting_does_not_block_the_event_loop():
     release = threading.Event()
 
     def items():
-        release.wait(5)
+        release.wait(60)
         yield "batch"
 
     async def run():

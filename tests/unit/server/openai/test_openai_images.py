@@ -142,8 +142,11 @@ def test_chat_and_responses_see_the_image(oai, sdk, oai_serving, seeing_model, s
             model=seeing_model, input=items, max_output_tokens=4, temperature=0, extra_body=VL
         )
         assert answer.usage.input_tokens >= prompt.length + more
-    time.sleep(1)  # the log is written every half second
-    log = (oai_serving.root / "server" / "access.log").read_text()
+    until = time.monotonic() + 60
+    # The log is written every half second.
+    while "responses" not in (log := (oai_serving.root / "server" / "access.log").read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.1)
     line = json.loads([line for line in log.splitlines() if "chat/completions" in line][-1])
     assert (line["tokens_in"], line["tokens_out"]) == (prompt.length, 6)
     for content in (site.removeprefix("http://"), picture.name, "base64"):

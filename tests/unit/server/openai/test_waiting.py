@@ -57,7 +57,7 @@ def test_one_request_has_no_more_samples_than_may_wait(sdk, oai, stories_model):
     with pytest.raises(openai.BadRequestError, match="for 128000 samples, the limit is 64") as said:
         oai.completions.create(model=stories_model, prompt=[[1]] * 1000, n=128, max_tokens=1)
     assert said.value.param == "n"
-    assert time.monotonic() - begin < 3  # 15 s where all of them were created
+    assert time.monotonic() - begin < 10  # 15 s where all of them were created
     assert sdk(0, 65)[0] == 400
 
 
