@@ -148,7 +148,9 @@ class TrainingConfig(BackendSettings, SamplerOptions):
     )
 
     learning_rate: float | None = peak_rate(
-        1e-4, "Peak learning rate of AdamW; None: the recommended rate for the model"
+        1e-4,
+        "Peak learning rate of AdamW; None: the recommended rate for the model (RL: a quarter of "
+        "it, DPO: a tenth)",
     )
     lr_schedule: LRSchedule = setting("linear", "linear, cosine or constant")
     warmup_steps: int = number(0, "Warm-up steps, over which the learning rate rises")
