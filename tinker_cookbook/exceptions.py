@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "AllTrajectoriesFailedError",
@@ -160,7 +161,7 @@ def install_command(extra: str) -> str:
         noted = metadata.distribution("tinker_cookbook").read_text("direct_url.json")
     except metadata.PackageNotFoundError:
         noted = None
-    source = json.loads(noted) if noted else {"url": "ADDRESS_OF_THE_WHEEL"}
+    source: dict[str, Any] = json.loads(noted) if noted else {"url": "ADDRESS_OF_THE_WHEEL"}
     address = source["url"]
     if commit := source.get("vcs_info"):
         address = f"{commit['vcs']}+{address}@{commit['commit_id']}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tinker
 
 from tinker_cookbook.backends import SamplingClient, ServiceClient
-from tinker_cookbook.recipes.rl_loop import make_datum
 from tinker_cookbook.recipes.tiny_models.dialogues import RENDERER, dialogue
 from tinker_cookbook.renderers import get_renderer, get_text_content
 from tinker_cookbook.supervised.data import conversation_to_datum
@@ -73,7 +73,7 @@ class Adapter:
     ) -> None:
         """Updates the weights once; an advantage is a reward minus the mean of its group."""
         data = [
-            make_datum(self._prompt(one.question), one.tokens, one.logprobs, reward - mean)
+            self._weighted(one, [reward - mean] * len(one.tokens))
             for group, values in zip(groups, rewards, strict=True)
             for mean in (sum(values) / len(values),)
             for one, reward in zip(group, values, strict=True)
@@ -81,6 +81,20 @@ class Adapter:
         ]
         if data:
             self._update(data, "importance_sampling")
+
+    def follow(self, answers: Sequence[Answer], advantages: Sequence[Sequence[float]]) -> None:
+        """Updates the weights once, with an advantage for each token of its answers."""
+        pairs = zip(answers, advantages, strict=True)
+        self._update([self._weighted(*pair) for pair in pairs], "importance_sampling")
+
+    def logprobs(self, answers: Sequence[Answer]) -> list[list[float]]:
+        """Returns the log-probabilities of the tokens of answers, its own or those of another."""
+        data = [self._weighted(one, [0.0] * len(one.tokens)) for one in answers]
+        outputs = self._client.forward(data, "importance_sampling").result().loss_fn_outputs
+        return [
+            output["logprobs"].tolist()[-len(one.tokens) :]
+            for one, output in zip(answers, outputs, strict=True)
+        ]
 
     def imitate(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Updates the weights once on pairs of a question and its answer."""
@@ -106,6 +120,18 @@ class Adapter:
 
     def _prompt(self, question: str) -> tinker.ModelInput:
         return self.renderer.build_generation_prompt(dialogue(question))
+
+    def _weighted(self, answer: Answer, advantages: Sequence[float]) -> tinker.Datum:
+        prompt = self._prompt(answer.question).to_ints()
+        # Position i predicts token i + 1, so a prompt of n tokens has n - 1 targets.
+        no_loss = [0.0] * (len(prompt) - 1)
+        fields: dict[str, Any] = {
+            "target_tokens": [*prompt[1:], *answer.tokens],
+            "logprobs": [*no_loss, *answer.logprobs],
+            "advantages": [*no_loss, *advantages],
+        }
+        whole = tinker.ModelInput.from_ints([*prompt, *answer.tokens[:-1]])
+        return tinker.Datum(model_input=whole, loss_fn_inputs=fields)
 
     def _example(self, question: str, answer: str) -> tinker.Datum:
         return conversation_to_datum(dialogue(question, answer), self.renderer, None)

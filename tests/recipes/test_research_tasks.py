@@ -119,6 +119,7 @@ def models(tmp_path_factory) -> str:
         "constitution",
         "two_agents",
         "gan",
+        "distillation",
     ],
 )
 def test_a_quick_study_writes_its_results_and_is_not_repeated(
