@@ -20,6 +20,7 @@ from tinker_cookbook.exceptions import ConfigurationError, install_command
 from tinker_cookbook.plot import save_figure
 from tinker_cookbook.run.lock import RunLock
 from tinker_cookbook.run.paths import ensure_writable_dir, write_atomically
+from tinker_cookbook.training.setting_lines import changed
 from tinker_cookbook.utils.terminal import format_seconds, get_console, print_line
 
 Row = dict[str, Any]
@@ -43,7 +44,7 @@ class StudyConfig:
     quick: bool = chz.field(
         default=False,
         doc="Only tries the command: one arm of a model that is hardly trained, in LOG_PATH/quick. "
-        "It sets the numbers of steps itself, and its results mean nothing",
+        "It sets the numbers of steps that are not given, and its results mean nothing",
     )
 
     @chz.validate
@@ -60,14 +61,16 @@ class StudyConfig:
                 )
 
     def resolved(self, **quick: Any) -> Self:
-        """Returns the settings to run with: of a quick run with the values of ``quick``, in a
-        folder of its own.
+        """Returns the settings to run with: of a quick run with the values of ``quick`` for what
+        is not given, in a folder of its own.
 
         Raises:
             ConfigurationError: ``log_path`` has results with other settings, or cannot be written.
         """
         config = self
         if self.quick:
+            given = dict(changed(self))
+            quick = {name: value for name, value in quick.items() if name not in given}
             config = chz.replace(self, log_path=f"{self.log_path}/quick", **quick)
         _earlier(config)  # here, because the study makes its model next
         return config

@@ -160,15 +160,16 @@ def _verdict(metric: str, a: EndValue, b: EndValue) -> str:
     lower = lower_is_better(metric)
     better = "B" if (margin < 0) == lower else "A"
     kind = "lower" if lower else "higher"
+    of = a.of if a.of == b.of else f"{a.of}; {b.of}"
     said = f"{metric}: {better} is better ({kind}) by {abs(margin):.4g}"
     if a.error is None or b.error is None:
-        return f"{said}; its noise is unknown ({a.of}; {b.of})"
+        return f"{said}; its noise is unknown ({of})"
     noise = math.hypot(a.error, b.error)
     if abs(margin) > _CLEAR * noise:
-        return f"{said}, more than {_CLEAR:g} standard errors ({noise:.2g}; {a.of}; {b.of})"
+        return f"{said}, more than {_CLEAR:g} standard errors ({noise:.2g}; {of})"
     return (
         f"{metric}: no clear difference: B - A is {margin:+.4g} with a standard error of "
-        f"{noise:.2g} ({a.of}; {b.of})"
+        f"{noise:.2g} ({of})"
     )
 
 

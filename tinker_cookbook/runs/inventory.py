@@ -139,7 +139,9 @@ def weights_at_home() -> list[Weights]:
     return sorted(found, key=lambda one: -one.updated)
 
 
-def find_run(name: str, inventory: Inventory) -> RunFolder:
+def find_run(
+    name: str, inventory: Inventory, expected: str = "a log folder or its name"
+) -> RunFolder:
     """Returns the run of a log folder, or of a folder name that is unique.
 
     Raises:
@@ -156,7 +158,7 @@ def find_run(name: str, inventory: Inventory) -> RunFolder:
     if not found:
         names = [run.path.name for run in inventory.runs]
         raise ConfigurationError(
-            f"run: got {name!r}, expected a log folder or its name"
+            f"run: got {name!r}, expected {expected}"
             f"{nearest_sentence(name, names)} `python -m tinker_cookbook.runs` lists them"
         )
     return found[0]

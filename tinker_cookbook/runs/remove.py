@@ -88,7 +88,8 @@ def remove_run(settings: RemoveSettings) -> None:
     if alone:
         _remove_weights(alone[0], inventory, settings)
         return
-    run = find_run(settings.run, inventory)
+    expected = "a log folder, its name, or RUN of tinker://RUN/…"
+    run = find_run(settings.run, inventory, expected)
     _check_stopped(run)
     reason = why_not_deletable(run.path)
     # Other programs write files with this name too.

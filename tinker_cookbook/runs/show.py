@@ -11,7 +11,7 @@ from rich.filesize import decimal
 
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.run.best import METRICS, lower_is_better
-from tinker_cookbook.run.config import load_config
+from tinker_cookbook.run.config import KINDS_KEY, LOST_KEY, load_config
 from tinker_cookbook.run.data_record import read_data_record
 from tinker_cookbook.run.paths import folder_size
 from tinker_cookbook.run.scan import RunFolder
@@ -170,10 +170,27 @@ def _section(title: str, values: dict[str, Any]) -> list[str]:
 def _changed_settings(run: RunFolder) -> dict[str, Any]:
     """Returns the settings that are not the default, all plain ones if the recipe is gone."""
     try:
-        return dict(changed(load_config(run.path)))
+        return dict(changed(load_config(_without_code(run.config))))
     except (TinkerCookbookError, ImportError, TypeError):
         plain = (str, int, float, bool)
         return {k: v for k, v in run.config.items() if isinstance(v, plain) and k[0] != "_"}
+
+
+def _without_code(data: Any) -> Any:
+    """Returns data of ``config.json`` without the objects and functions of the run's script.
+
+    They are no plain settings, and only the script has them.
+    """
+    if isinstance(data, list):
+        return [_without_code(one) for one in data]
+    if not isinstance(data, dict):
+        return data
+    if LOST_KEY in data:
+        return ...
+    kinds = data.get(KINDS_KEY, {})
+    code = {where.partition("/")[0] for where, kind in kinds.items() if kind == "object"}
+    kept = {where: kind for where, kind in kinds.items() if where.partition("/")[0] not in code}
+    return {k: ... if k in code else _without_code(v) for k, v in data.items()} | {KINDS_KEY: kept}
 
 
 def _commands(run: RunFolder) -> dict[str, str]:

@@ -123,7 +123,7 @@ def test_two_teachers_each_score_their_own_and_a_run_repeats_itself(
     assert "nothing can be learned" not in caplog.text
     shown = capsys.readouterr().out
     assert "teacher KL" in shown
-    assert "bad 100%" not in shown
+    assert "all_bad 100%" not in shown
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_without_a_terminal_there_is_one_plain_line():
         clock.now += 12.3
         progress.update(1, METRICS)
     assert out.getvalue().splitlines() == [
-        "rl: step 1/50  ETA 10:03  reward 0.431  mixed 62% good 25% bad 12%  KL 0.00031  "
+        "rl: step 1/50  ETA 10:03  reward 0.431  mixed 62% all_good 25% all_bad 12%  KL 0.00031  "
         "entropy 1.21  "
         "step 12.3 s: sampling 61% (412 tok/s) train 32% (18.3k tok/s) grading 5% other 2%"
     ]
@@ -84,7 +84,7 @@ def test_the_live_lines_fit_the_terminal(width):
     assert max(map(cell_len, lines)) <= width
     if width >= 80:
         assert "step 12/50" in lines[0]
-        assert lines[1].startswith("reward 1.000  mixed 62% good 25% bad 12%  KL 0.00031")
+        assert lines[1].startswith("reward 1.000  mixed 62% all_good 25% all_bad 12%  KL 0.00031")
         assert lines[1].endswith("entropy 1.21")
         assert lines[2].startswith("sampling 5/8 groups, 40/41 episodes; waiting for AgentTool")
         assert lines[3].startswith("step 12.3 s: sampling 61% (412 tok/s) train 32% (18.3k tok/s)")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinker_cookbook.training.diagnosis.causes import KEY, Diagnosis, as_text, causes_of
-from tinker_cookbook.training.diagnosis.history import ENTROPY, LENGTH, READ, REWARD
+from tinker_cookbook.training.diagnosis.history import ENTROPY, LENGTH, READ, REWARD, SAME
 from tinker_cookbook.training.diagnosis.table import CAUSES
 
 RUNS = {run["run"]: run for run in map(json.loads, RECORDED.read_text().splitlines())}
@@ -171,7 +171,7 @@ EQUAL = {
         ("no_turn", {"env/all/total_turns": 0}),
         ("all_masked", {**EQUAL, "env/all/frac_untrained": 1.0}),
         ("group_of_one", {**EQUAL, "env/all/by_group/size": 1.0}),
-        ("empty", {**EQUAL, "env/all/ac_tokens_per_turn": 1.0}),
+        ("empty", {**EQUAL, SAME: 1.0, "env/all/ac_tokens_per_turn": 1.0}),
         ("format", {**EQUAL, "parse_error": 0.6}),
         ("one_reward", {**EQUAL, "reward/total": 0.3}),
         ("learning_rate_too_high", {"train_mean_nll": math.nan}),
@@ -198,6 +198,15 @@ def test_rewards_are_right_or_wrong_only_on_a_scale_to_one(rewards, share, name)
         step(i, **EQUAL | shares | {"reward/total": reward}) for i, reward in enumerate(rewards, 1)
     ]
     assert [one.name for one in causes_of(diagnosed(rows), {})] == [name]
+
+
+def test_advice_leaves_out_what_the_config_fulfils():
+    rows = diagnosed([step(i, **EQUAL, **{SAME: 1.0}) for i in range(1, 4)])
+    (cause,) = causes_of(rows, {"temperature": 1.0, "top_p": 1.0, "top_k": -1})
+    assert (cause.setting, cause.advice[:29]) == ("", "check that renderer_name fits")
+    (cause,) = causes_of(rows, {"temperature": 0.1, "top_p": 0.5, "top_k": -1})
+    assert cause.setting == "temperature"
+    assert cause.advice.startswith("set it to 1; leave out top_p; check")
 
 
 def test_two_steps_and_mixed_groups_are_no_cause():

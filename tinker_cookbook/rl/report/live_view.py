@@ -3,7 +3,7 @@
 On a terminal, four lines that are updated in place::
 
     rl ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ step 12/50  ETA 3:10  test 0.520
-    reward 0.431  mixed 62% good 25% bad 13%  KL 0.00031  entropy 1.21
+    reward 0.431  mixed 62% all_good 25% all_bad 13%  KL 0.00031  entropy 1.21
     sampling 5/8 groups, 23/32 episodes; waiting for LetterEnv.step 2.1 s
     step 12.3 s: sampling 61% (412 tok/s) train 32% (1.83k tok/s) grading 5% other 2%
 
@@ -35,7 +35,7 @@ _TOKENS_PER_SECOND = {
     "sampling": "time/sampled_tokens_per_second",
     "train": "time/trained_tokens_per_second",
 }
-_SHARES = {"mixed": "frac_mixed", "good": "frac_all_good", "bad": "frac_all_bad"}
+_KINDS = ("mixed", "all_good", "all_bad")
 _FACTS = {
     "teacher KL": "teacher_kl",
     "KL": "optim/kl_sample_train_v1",
@@ -132,7 +132,7 @@ class RLProgress:
         reward = self._value(REWARD)
         if reward is not None:
             facts.append(f"reward {number(reward)}")
-        shares = {name: self._value(f"env/all/by_group/{key}") for name, key in _SHARES.items()}
+        shares = {name: self._value(f"env/all/by_group/frac_{name}") for name in _KINDS}
         known = [f"{name} {share:.0%}" for name, share in shares.items() if share is not None]
         # With a teacher, groups of constant reward are normal and not worth a line.
         if known and (shares["mixed"] or self._value("teacher_kl") is None):

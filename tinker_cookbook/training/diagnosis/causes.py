@@ -156,6 +156,8 @@ def _cause(
                 return _cause(name, text, since, until, config, "learning_rate")
         direction = "raise it" if change > 1 else "lower it"
         change = direction if new is None else f"{direction} from {value:.3g} to {new:.3g}"
+    elif change and isinstance(value, (int, float)) and f"{value:g}" == change:
+        key = change = ""  # the run has this value
     elif change:
         change = f"set it to {change}"
     first = next((_FIRST[words] for words in _FIRST if words in text), "")
@@ -173,7 +175,10 @@ def _hint(hint: str, since: int, config: Mapping[str, Any]) -> str:
     lower = "lower learning_rate"
     if isinstance(rate, float):
         lower += f" from {rate:.3g} to {rate / 3:.3g}"
-    return hint.format(lower_rate=lower, start_again=_start_again(since, config))
+    limits = [n for n, off in (("top_p", 1), ("top_k", -1)) if config.get(n, off) != off]
+    sampling = f"leave out {' and '.join(limits)}; " if limits else ""
+    again = _start_again(since, config)
+    return hint.format(lower_rate=lower, start_again=again, sampling=sampling)
 
 
 def _start_again(since: int, config: Mapping[str, Any]) -> str:

@@ -79,8 +79,10 @@ def _cut_off(run: History) -> str | None:
 
 
 def _empty(run: History) -> str | None:
+    if run.mean_of(CUT) >= 0.5 or mostly_right(run) or learned(run):
+        return None
     # One token is only the end.
-    return "The answers are empty" if _mostly_bad(run) and run.mean_of(LENGTH) <= 1.5 else None
+    return "The answers are empty" if 0 < run.mean_of(LENGTH) <= 1.5 else None
 
 
 def _bad_format(run: History) -> str | None:
@@ -124,8 +126,8 @@ def _all_constant(run: History) -> str | None:
 
 
 _CONDITIONS = {
-    "same_text": _same_text,
     "empty": _empty,
+    "same_text": _same_text,
     "cut_off": _cut_off,
     "format": _bad_format,
     "one_reward": _one_reward,

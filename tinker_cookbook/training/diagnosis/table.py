@@ -35,10 +35,10 @@ class Rule:
     """How a cause is found and what to change.
 
     ``change`` is a factor for the value of ``setting``, or another value for it; ``hint`` is what
-    else helps, with the fields ``lower_rate`` and ``start_again``. ``once`` is for a cause of a
-    single step. Of a ``family`` only the first is named. ``follows`` are causes of which it is an
-    effect if it begins with them or later. ``metrics`` are the names that show it, the clearest
-    first; a prefix ends with ``/``.
+    else helps, with the fields ``lower_rate``, ``start_again`` and ``sampling``. ``once`` is for a
+    cause of a single step. Of a ``family`` only the first is named. ``follows`` are causes of which
+    it is an effect if it begins with them or later. ``metrics`` are the names that show it, the
+    clearest first; a prefix ends with ``/``.
     """
 
     holds: Callable[[History], Found]
@@ -207,11 +207,16 @@ CAUSES: dict[str, Rule] = {
             REWARD,
         ),
     ),
-    "same_text": _equal(
-        "same_text", SAME, setting="temperature", change="1", hint="leave out top_p and top_k"
-    ),
     "empty": _equal(
         "empty", LENGTH, BAD, setting="renderer_name", hint="check that it fits the model"
+    ),
+    "same_text": _equal(
+        "same_text",
+        SAME,
+        setting="temperature",
+        change="1",
+        hint="{sampling}check that renderer_name fits the model; or the model knows one answer: "
+        "start from another",
     ),
     "cut_off": _equal(
         "cut_off",
@@ -219,7 +224,7 @@ CAUSES: dict[str, Rule] = {
         BAD,
         setting="max_tokens",
         change=4.0,
-        hint="and again while most are cut off; or ask for shorter answers in the prompt",
+        hint="raise it again while most are cut off, or ask for shorter answers in the prompt",
     ),
     "format": _equal(
         "format",

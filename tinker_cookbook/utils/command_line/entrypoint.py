@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import chz
 
-from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.exceptions import ConfigurationError, TinkerCookbookError
 from tinker_cookbook.utils.command_line.arguments import parse_arguments
 from tinker_cookbook.utils.command_line.programs import (
     alias_recipes,
@@ -205,14 +205,20 @@ def config_class_of(main: object) -> type[Any] | None:
 def run_to_end(work: Awaitable[T]) -> T:
     """Runs ``work`` in an event loop, also in a notebook, whose kernel has one that is running.
 
-    A task that calls ``sys.exit(0)`` is an error.
+    A task that calls ``sys.exit(0)`` is an error. An invalid setting has a traceback that ends at
+    the caller: its message says all, and the frames of the event loop would hide it.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _run_in_new_loop(work)
-    # A loop cannot run inside another one of the same thread.
-    return _run_in_thread(work)
+        run = _run_in_new_loop
+    else:
+        # A loop cannot run inside another one of the same thread.
+        run = _run_in_thread
+    try:
+        return run(work)
+    except ConfigurationError as error:
+        raise error.with_traceback(None) from None
 
 
 def _run_in_thread(work: Awaitable[T]) -> T:

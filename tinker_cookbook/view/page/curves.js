@@ -4,7 +4,7 @@
 function causesView(run) {
   if (!run.causes.length) return run.axes.steps.length ? make("p", { class: "quiet" }, run.checked ? "No known cause holds." : "Causes were not looked for: this run has fewer than three steps of training, or another program wrote it.") : null;
   return run.causes.map((one) => note(make("b", {}, spaced(one.name)), ` ${one.since === one.until ? `at step ${one.since}` : `steps ${one.since} to ${one.until}`}${one.holds ? "" : ", no longer"}: ${one.text}. `,
-    one.setting ? make("code", {}, one.setting) : null, `${one.setting ? ": " : "To change: "}${one.advice}. `,
+    "To change: ", one.setting ? make("code", {}, one.setting) : null, `${one.setting ? ": " : ""}${one.advice}. `,
     one.evidence.map(({ step, split, group, member, datum, text }, i) => [i ? " · " : null, anchor(`step ${step}, ${datum === undefined ? `group ${group}, member ${member}` : `example ${datum}`}: ${text}`, { run: run.name, tab: "episodes", step, split, group, member, datum }, {})])));
 }
 
