@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import chz
@@ -93,17 +94,24 @@ def reward_of(answer: str, reference: str) -> float:
 
 
 def make_datum(
-    prompt: tinker.ModelInput, tokens: list[int], logprobs: list[float], advantage: float
+    prompt: tinker.ModelInput,
+    tokens: list[int],
+    logprobs: list[float],
+    advantage: float | Sequence[float],
 ) -> tinker.Datum:
-    """Returns a sample as training data: prompt tokens have advantage 0, so no loss."""
+    """Returns a sample as training data, with one advantage or one for each token of it.
+
+    Prompt tokens have advantage 0, so no loss.
+    """
     import tinker
 
     # Position i predicts token i + 1, so a prompt of n tokens has n - 1 targets.
     masked = prompt.length - 1
+    each = advantage if isinstance(advantage, Sequence) else [advantage] * len(tokens)
     fields: dict[str, Any] = {
         "target_tokens": [*prompt.to_ints()[1:], *tokens],
         "logprobs": [0.0] * masked + logprobs,
-        "advantages": [0.0] * masked + [advantage] * len(tokens),
+        "advantages": [*[0.0] * masked, *each],
     }
     whole = tinker.ModelInput.from_ints([*prompt.to_ints(), *tokens[:-1]])
     return tinker.Datum(model_input=whole, loss_fn_inputs=fields)

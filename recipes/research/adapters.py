@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tinker
 
 from tinker_cookbook.backends import SamplingClient, ServiceClient
+from tinker_cookbook.recipes.rl_loop import make_datum
 from tinker_cookbook.recipes.tiny_models.dialogues import RENDERER, dialogue
 from tinker_cookbook.renderers import get_renderer, get_text_content
 from tinker_cookbook.supervised.data import conversation_to_datum
@@ -73,7 +73,7 @@ class Adapter:
     ) -> None:
         """Updates the weights once; an advantage is a reward minus the mean of its group."""
         data = [
-            self._weighted(one, [reward - mean] * len(one.tokens))
+            self._weighted(one, reward - mean)
             for group, values in zip(groups, rewards, strict=True)
             for mean in (sum(values) / len(values),)
             for one, reward in zip(group, values, strict=True)
@@ -89,7 +89,7 @@ class Adapter:
 
     def logprobs(self, answers: Sequence[Answer]) -> list[list[float]]:
         """Returns the log-probabilities of the tokens of answers, its own or those of another."""
-        data = [self._weighted(one, [0.0] * len(one.tokens)) for one in answers]
+        data = [self._weighted(one, 0.0) for one in answers]
         outputs = self._client.forward(data, "importance_sampling").result().loss_fn_outputs
         return [
             output["logprobs"].tolist()[-len(one.tokens) :]
@@ -121,17 +121,9 @@ class Adapter:
     def _prompt(self, question: str) -> tinker.ModelInput:
         return self.renderer.build_generation_prompt(dialogue(question))
 
-    def _weighted(self, answer: Answer, advantages: Sequence[float]) -> tinker.Datum:
-        prompt = self._prompt(answer.question).to_ints()
-        # Position i predicts token i + 1, so a prompt of n tokens has n - 1 targets.
-        no_loss = [0.0] * (len(prompt) - 1)
-        fields: dict[str, Any] = {
-            "target_tokens": [*prompt[1:], *answer.tokens],
-            "logprobs": [*no_loss, *answer.logprobs],
-            "advantages": [*no_loss, *advantages],
-        }
-        whole = tinker.ModelInput.from_ints([*prompt, *answer.tokens[:-1]])
-        return tinker.Datum(model_input=whole, loss_fn_inputs=fields)
+    def _weighted(self, answer: Answer, advantage: float | Sequence[float]) -> tinker.Datum:
+        prompt = self._prompt(answer.question)
+        return make_datum(prompt, answer.tokens, answer.logprobs, advantage)
 
     def _example(self, question: str, answer: str) -> tinker.Datum:
         return conversation_to_datum(dialogue(question, answer), self.renderer, None)
