@@ -192,9 +192,12 @@ class Reader:
         # Needs an account on the Hub; a call of dict takes any keywords.
         text = text.replace("weights.publish_to_hf_hub(", "dict(")
         if "rl.run(" in text:
+            # A default folder may hold an earlier run.
+            text = re.sub(r"\n *log_path=.*", "", text)
             log_path = self.folder / f"rl-{Path(page).stem}"
             run = f"max_steps=1, log_path={str(log_path)!r}, behavior_if_log_dir_exists='delete'"
-            text = text.replace("max_steps=40", run)
+            text, count = re.subn(r"max_steps=\d+", run, text)
+            assert count == 1, text
         return text
 
     def sweep(self) -> None:
