@@ -8,7 +8,14 @@ import threading
 import pytest
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
-from tinker_cookbook.renderers import ToolCall, UnparsedToolCall, get_text_content
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import (
+    ToolCall,
+    UnparsedToolCall,
+    get_renderer,
+    get_text_content,
+)
+from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.envs.message_env import (
     EnvFromMessageEnv,
     MessageEnv,
@@ -24,6 +31,7 @@ from tinker_cookbook.rl.rollouts.limits import (
     TerminationRewardPolicy,
 )
 from tinker_cookbook.rl.types import StopReason
+from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 
 def user(text):
@@ -97,6 +105,30 @@ def test_a_step_that_returns_something_else_is_named(renderer):
     said = r"turn 0: TypeError: Forgets\.step returned None, expected a MessageStepResult\(reward="
     with pytest.raises(RolloutFailedError, match=said):
         play(EnvFromMessageEnv(renderer, Forgets()), Says(renderer, "a"))
+
+
+def test_an_environment_compacts_thinking_as_the_renderer_does(renderer, tokenizer_folder):
+    class Compacts(Echo):
+        compact_thinking_every = 2
+
+    class Thinks(TokenCompleter):
+        async def __call__(self, model_input, stop):
+            tokens = plain.codec.encode("<think>\nhm\n</think>\n\nyes<|im_end|>")
+            return TokensWithLogprobs(tokens, [0.0] * len(tokens))
+
+    tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
+    plain = get_renderer("qwen3", tokenizer)
+    of_renderer = get_renderer("qwen3?compact_thinking_every=2", tokenizer)
+    # The last: others with the same renderer are as before.
+    envs = [(of_renderer, Echo(5)), (plain, Compacts(5)), (plain, Echo(5))]
+    by_renderer, by_env, other = (play(EnvFromMessageEnv(r, env), Thinks()) for r, env in envs)
+    assert [t.ob for t in by_env.transitions] == [t.ob for t in by_renderer.transitions]
+    assert [len(trajectory_to_data(t, 1.0)) for t in (by_renderer, by_env, other)] == [3, 3, 5]
+    with pytest.raises(ConfigurationError, match=r"compact_thinking_every: .* has no thinking"):
+        EnvFromMessageEnv(renderer, Compacts())
+    Compacts.compact_thinking_every = 0
+    with pytest.raises(ConfigurationError, match="compact_thinking_every: got 0, expected"):
+        EnvFromMessageEnv(plain, Compacts())
 
 
 # --- malformed answers ------------------------------------------------------------------------

@@ -84,10 +84,10 @@ class LeadingThinking(ChecksTrainedAnswers):
 
     def compact_thinking(self, every: int) -> None:
         """Removes the thinking of all earlier answers after each ``every`` answers."""
-        if every < 1:
+        if type(every) is not int or every < 1:
             raise ConfigurationError(
-                f"compact_thinking_every: got {every}, expected the number of answers after which "
-                "thinking is removed, 1 or more"
+                f"compact_thinking_every: got {every!r}, expected the number of answers after "
+                "which thinking is removed, 1 or more"
             )
         if self.disables_thinking:
             super().compact_thinking(every)

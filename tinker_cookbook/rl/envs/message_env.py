@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,9 @@ class MessageEnv(ABC):
 
     handles_unparsed_tool_calls = False
     """Whether ``step`` gets properly ended answers with a malformed tool call."""
+    compact_thinking_every: int | None = None
+    """Number of answers after which the thinking of all earlier answers is removed from the prompt;
+    between removals it stays. None: as the renderer does (``Renderer.compact_thinking``)."""
 
     @abstractmethod
     async def initial_observation(self) -> list[Message]:
@@ -176,6 +180,10 @@ class EnvFromMessageEnv(Env):
     def __post_init__(self) -> None:
         # Stored answers of a benchmark are found by it.
         self.example_id: str | None = getattr(self.message_env, "example_id", None)
+        if (every := self.message_env.compact_thinking_every) is not None:
+            # A copy, because other environments have the same renderer.
+            self.renderer = copy.copy(self.renderer)
+            self.renderer.compact_thinking(every)
         self._config = RolloutConfig()
         self._history = History()
         self._prompts = EpisodePrompts(self.renderer)
