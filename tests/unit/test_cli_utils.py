@@ -122,6 +122,6 @@ def test_cloud_addresses_are_refused_everywhere(url, tmp_path, monkeypatch):
         lambda: setup_logging(url),
         lambda: RunLock(url),
     ):
-        with pytest.raises(ConfigurationError, match=r"is a s3 address, but only folders"):
+        with pytest.raises(ConfigurationError, match=r"is a URL, but only folders"):
             use()
     assert list(tmp_path.iterdir()) == []

@@ -121,7 +121,8 @@ def run(
         test_problems: Held-out problems, evaluated every ``eval_every`` steps.
         **settings: Fields of ``rl.train.Config``, with the same defaults as in
             ``python -m recipes.math_rl.train --help=all``: ``batch_size``, ``group_size``,
-            ``learning_rate``, ``max_tokens``, ``max_steps``, ``log_path`` …
+            ``learning_rate``, ``max_tokens``, ``max_steps``, ``log_path`` (by default
+            ``/tmp/tinker-examples/rl_run_NAME`` with the name of ``env``) …
 
     Raises:
         ConfigurationError: A setting is unknown, of the wrong type, or invalid. Nothing was
@@ -155,6 +156,9 @@ async def run_async(
         config = chz.Blueprint(TaskConfig).apply(named).make()
     except TypeError as error:  # the message of chz has the setting and both types
         raise ConfigurationError(f"rl.run: {error}") from error
+    if config.recipe_name == "rl_run" and (name := getattr(env, "__name__", "")).isidentifier():
+        # Two tasks of one script must not go to the same folder. A lambda has no such name.
+        config = chz.replace(config, recipe_name=f"rl_run_{name}")
     config = chz.replace(config, env=env, problems=problems, test_problems=test_problems)
     await train.main(config)
     return local_path(config.run_path)

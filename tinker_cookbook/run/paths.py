@@ -22,7 +22,7 @@ SPANS_FILE = "timing_spans.jsonl"
 
 # Two letters at least, so that a Windows drive ("C:/runs") is not a scheme. One slash is enough:
 # pathlib folds the second one away, and a path that was folded must not pass as a folder "s3:".
-_URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):/")
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def local_path(value: str | os.PathLike[str], field: str = "log_path") -> Path:
@@ -40,11 +40,10 @@ def local_path(value: str | os.PathLike[str], field: str = "log_path") -> Path:
         raise ConfigurationError(
             f"{field} is empty; expected a folder, e.g. {field}=/tmp/tinker-examples/my_run"
         )
-    scheme = _URL.match(text)
-    if scheme:
+    if _URL.match(text):
         raise ConfigurationError(
-            f"{field}={text} is a {scheme.group(1)} address, but only folders on this machine "
-            f"(or mounted on it) can be written; give a local path and copy the folder when the "
+            f"{field}={text} is a URL, but only folders on this machine "
+            f"(or mounted on it) can be used; give a local path and copy the folder when the "
             f"run is done"
         )
     return Path(text).expanduser()

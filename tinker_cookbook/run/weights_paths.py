@@ -57,10 +57,13 @@ def resolve_weights(value: str | None, kind: WeightsKind, field: str) -> str | N
     adapter. A value that names no log folder is returned as it is.
 
     Raises:
-        ConfigurationError: The run has no checkpoint, or none of this step; names those it has.
+        ConfigurationError: ``value`` is empty, or the run has no checkpoint, or none of this step;
+            names those it has.
     """
     if value is None or value.startswith(SCHEME):
         return value
+    if not value.strip():  # pathlib takes it as the current folder
+        raise ConfigurationError(f"{field}: got {value!r}, expected the {FORMS}")
     folder, step = Path(value).expanduser(), ""
     if not folder.is_dir() and "@" in value:
         text, _, step = value.rpartition("@")

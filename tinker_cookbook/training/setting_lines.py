@@ -41,20 +41,24 @@ def setting_lines(config: Any, log_path: str) -> list[str]:
     return [*lines, *filter(None, [line]), f"  (all settings: {Path(log_path) / CONFIG_FILE})"]
 
 
-def changed(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields dotted name and value of each plain setting that is not the default."""
+def changed(config: Any, prefix: str = "", run: Any = None) -> Iterator[tuple[str, Any]]:
+    """Yields dotted name and value of each plain setting that is not the default.
+
+    A dataset repeats settings of its ``run``, such as the renderer's name: they come once.
+    """
     for field in chz.chz_fields(config).values():
         name, value = f"{prefix}{field.logical_name}", getattr(config, field.logical_name)
         if chz.is_chz(value):
             if field._default is MISSING:
                 kind = type(value)
                 yield name, f"{kind.__module__}:{kind.__qualname__}"
-            yield from changed(value, f"{name}.")
+            yield from changed(value, f"{name}.", run or config)
             continue
         plain = isinstance(value, _PLAIN) or (
             isinstance(value, (list, tuple)) and all(isinstance(one, _PLAIN) for one in value)
         )
-        if plain and value != _default(field):
+        again = getattr(run, field.logical_name.removesuffix("_for_tokenizer"), MISSING)
+        if plain and value not in (_default(field), again):
             yield name, value
 
 

@@ -17,6 +17,7 @@ import chz
 
 from tinker_cookbook.cli_utils import EXAMPLES_ROOT
 from tinker_cookbook.exceptions import ConfigurationError, install_command
+from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.command_line.subcommands import with_keys
 from tinker_cookbook.view.report import write_report
@@ -39,7 +40,7 @@ class ViewSettings:
 
 def main(settings: ViewSettings) -> None:
     """Writes the report, or serves the page until Ctrl-C."""
-    folder = Path(settings.folder).expanduser()
+    folder = local_path(settings.folder, "folder")
     if not folder.is_dir():
         raise ConfigurationError(f"folder: got {settings.folder!r}, there is no such folder")
     if settings.out is not None:

@@ -50,7 +50,7 @@ def rows(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_an_own_task_is_learned_in_a_few_steps(model, tmp_path):
+def test_an_own_task_is_learned_in_a_few_steps(model, tmp_path, capsys):
     folder = rl.run(
         env=WordsWithS,
         problems=["Lily", "Sue", "Mia", "Anna"],
@@ -61,6 +61,10 @@ def test_an_own_task_is_learned_in_a_few_steps(model, tmp_path):
         **SMALL,
     )
     assert folder == tmp_path / "run"
+    # Runs without log_path have a folder for each task. The dataset's settings are not repeated.
+    said = capsys.readouterr().out
+    assert "recipe_name=rl_run_WordsWithS" in said
+    assert said.count("renderer_name=") == 1
     found = rows(folder)
     rewards = [row["reward/total"] for row in found[1:]]
     assert len(rewards) == 6

@@ -69,6 +69,8 @@ def test_invalid_weights_paths_are_refused(tmp_path, monkeypatch):
         resolve_weights("run@7", "weights", "x")
     with pytest.raises(ConfigurationError, match="got 'run@' without a step"):
         resolve_weights("run@", "weights", "x")
+    with pytest.raises(ConfigurationError, match="x: got '', expected the log_path of a run"):
+        resolve_weights("", "weights", "x")
     with pytest.raises(ConfigurationError, match="it has no such checkpoint yet"):
         resolve_weights(str(folder(tmp_path / "new", [])), "weights", "x")
     # Not a run: a model's name or folder stays, and a setting of weights refuses it.

@@ -76,7 +76,7 @@ def test_a_file_of_settings_and_the_recorded_settings_of_a_run(tmp_path):
         (["jobs=1,2", "log_dir=x"], "jobs: got '1,2', expected a whole number"),
         (["server=http://h", "log_dir=x"], "TINKER_API_KEY: got none"),
         (["server=http://h", "dtype=float32", "log_dir=x"], "dtype: the server"),
-        (["log_dir=s3://bucket/x"], "log_dir=s3://bucket/x is a s3 address"),
+        (["log_dir=s3://bucket/x"], "log_dir=s3://bucket/x is a URL"),
         (["other", "log_dir=x"], "expected one recipe first"),
     ],
 )
