@@ -83,6 +83,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in long)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Default folders of runs are in the folder of this test run, before a module names them."""
+    folder = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    os.environ["TINKER_COOKBOOK_RUNS_DIR"] = str(folder / "default-runs")
+
+
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """The folder of trial models, tokenizers and data next to the checkout."""

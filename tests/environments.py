@@ -81,6 +81,8 @@ def _made_once(name: str, packages: Sequence[str], ours: str, without: Sequence[
     folder = CACHE / name
     python, marker = folder / "bin" / "python", folder / "packages.txt"
     if python.exists() and ours:
+        # The checkout that made it may be gone.
+        _show(ours, folder)
         # One of these tests may need more packages than an earlier version of it.
         known = marker.read_text().split("\n") if marker.exists() else []
         if missing := [package for package in packages if package not in known]:
@@ -92,8 +94,7 @@ def _made_once(name: str, packages: Sequence[str], ours: str, without: Sequence[
     shutil.rmtree(part, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(part)], check=True)
     if ours:
-        (site,) = (part / "lib").glob("python*/site-packages")
-        (site / "ours.pth").write_text(f"{ours}\n")
+        _show(ours, part)
     try:
         _install(part / "bin" / "python", *packages)
     except BaseException:
@@ -108,6 +109,15 @@ def _made_once(name: str, packages: Sequence[str], ours: str, without: Sequence[
     else:
         part.rename(folder)
     return python
+
+
+def _show(packages: str, folder: Path) -> None:
+    """Makes an environment see a folder of packages, after its own."""
+    (site,) = (folder / "lib").glob("python*/site-packages")
+    path, part = site / "ours.pth", site / f"ours.{os.getpid()}"
+    if not path.exists() or path.read_text() != f"{packages}\n":
+        part.write_text(f"{packages}\n")
+        part.replace(path)
 
 
 def _pip(python: Path) -> list[str]:

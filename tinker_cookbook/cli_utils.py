@@ -108,8 +108,9 @@ def runs_path(*parts: str) -> str:
 
 
 def default_log_path(recipe: str) -> str:
-    """Returns the default ``log_path`` of a recipe, ``/tmp/tinker-examples/RECIPE``."""
-    return f"{EXAMPLES_ROOT}/{recipe}"
+    """Returns the default ``log_path`` of a recipe: ``/tmp/tinker-examples/RECIPE``, or
+    ``$TINKER_COOKBOOK_RUNS_DIR/RECIPE`` where the variable is set."""
+    return runs_path(recipe) if os.environ.get(RUNS_DIR_ENV_VAR) else f"{EXAMPLES_ROOT}/{recipe}"
 
 
 def model_name_from_argv(argv: Sequence[str], default: str) -> str:

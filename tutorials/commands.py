@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +118,22 @@ def render_tutorials(settings: RenderSettings) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for one in tutorials() if settings.only is None else [find_tutorial(settings.only, "only")]:
         print(f"{one.number} {one.title}", flush=True)
-        (folder / f"{one.number}.md").write_text(page_of(one, folder), "utf-8")
+        with _new_runs_folder() as runs:
+            page = page_of(one, folder).replace(runs, cli_utils.EXAMPLES_ROOT)
+        (folder / f"{one.number}.md").write_text(page, "utf-8")
+
+
+@contextmanager
+def _new_runs_folder() -> Iterator[str]:
+    """Default folders of runs are in an empty folder, so that no page tells of earlier runs."""
+    before = os.environ.get(cli_utils.RUNS_DIR_ENV_VAR)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[cli_utils.RUNS_DIR_ENV_VAR] = folder
+        try:
+            yield folder
+        finally:
+            # An empty value counts as none.
+            os.environ[cli_utils.RUNS_DIR_ENV_VAR] = before or ""
 
 
 def page_of(tutorial: Tutorial, folder: Path) -> str:

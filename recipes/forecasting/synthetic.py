@@ -20,6 +20,7 @@ from pathlib import Path
 
 import chz
 
+from tinker_cookbook.cli_utils import default_log_path
 from tinker_cookbook.recipes.forecasting.data import (
     COLUMNS,
     ForecastExample,
@@ -29,7 +30,7 @@ from tinker_cookbook.recipes.forecasting.env import render_prompt
 from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
-WRITE_DIR = "/tmp/tinker-examples/markets"
+WRITE_DIR = default_log_path("markets")
 TRUE_PROBABILITIES = {"unlikely": 0.1, "doubtful": 0.3, "open": 0.5, "likely": 0.7, "certain": 0.9}
 """Frequency of YES among markets with this forecast."""
 OPTIMISM = 0.3

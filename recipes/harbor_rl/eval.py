@@ -20,6 +20,7 @@ import numpy as np
 from rich.table import Table
 
 from tinker_cookbook.backends.sampler_options import SamplerOptions
+from tinker_cookbook.cli_utils import default_log_path
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 from tinker_cookbook.display import format_trajectory
 from tinker_cookbook.recipes.harbor_rl.harbor_env import (
@@ -54,7 +55,7 @@ class EvalConfig(BackendSettings, SamplerOptions):
         default=EXAMPLES, doc="Folder of tasks, or a dataset in Harbor's cache"
     )
     output_path: str = chz.field(
-        default="/tmp/tinker-examples/harbor_eval",
+        default=default_log_path("harbor_eval"),
         doc="Folder in which each evaluation creates its own folder",
     )
     max_turns: int = number(10, "Maximum answers of the model", low=1)

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import chz
 
+from tinker_cookbook.cli_utils import default_log_path
 from tinker_cookbook.recipes.rubric.data import Rubric, RubricBasedDatapoint
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.command_line.programs import program_command
 
-WRITE_DIR = "/tmp/tinker-examples/rubric_data"
+WRITE_DIR = default_log_path("rubric_data")
 
 
 @chz.chz

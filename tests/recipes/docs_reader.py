@@ -187,15 +187,13 @@ class Reader:
             path = self.folder / "metrics.jsonl"
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
             text = text.replace("/tmp/tinker-examples/sl_basic/metrics.jsonl", str(path))
+        text = text.replace("/tmp/tinker-examples", f"{self.folder}/runs")
         if "sweeps/first" in text:
             self.sweep()
         # Needs an account on the Hub; a call of dict takes any keywords.
         text = text.replace("weights.publish_to_hf_hub(", "dict(")
         if "rl.run(" in text:
-            # A default folder may hold an earlier run.
-            text = re.sub(r"\n *log_path=.*", "", text)
-            log_path = self.folder / f"rl-{Path(page).stem}"
-            run = f"max_steps=1, log_path={str(log_path)!r}, behavior_if_log_dir_exists='delete'"
+            run = "max_steps=1, behavior_if_log_dir_exists='delete'"
             text, count = re.subn(r"max_steps=\d+", run, text)
             assert count == 1, text
         return text
@@ -336,6 +334,7 @@ class Reader:
         return {
             **os.environ,
             "TINKER_COOKBOOK_HOME": new_home(self.folder / "home"),
+            "TINKER_COOKBOOK_RUNS_DIR": str(self.folder / "runs"),
             "PYTHONPATH": f"{REPO}:{self.folder}",
             **more,
         }

@@ -12,7 +12,6 @@ from functools import partial
 import chz
 import pytest
 
-from tinker_cookbook import cli_utils
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.research import words_model
 from tinker_cookbook.recipes.research.judge import RulePreference, agreement
@@ -127,7 +126,7 @@ def test_a_quick_study_writes_its_results_and_is_not_repeated(
 ):
     if package := {"molecules": "rdkit", "proofs": "z3"}.get(name):
         pytest.importorskip(package)
-    monkeypatch.setattr(cli_utils, "EXAMPLES_ROOT", models)
+    monkeypatch.setenv("TINKER_COOKBOOK_RUNS_DIR", models)
     study = importlib.import_module(f"tinker_cookbook.recipes.research.{name}")
     config = study.Config(quick=True, seeds=[0], log_path=str(tmp_path / "study"))
     study.main(config)

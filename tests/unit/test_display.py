@@ -79,9 +79,9 @@ def test_a_long_example_is_quick(qwen):
 
     tokens = qwen.encode(" word" * 60_000, add_special_tokens=False)
     datum = make_datum(tokens, [0.0] * 100 + [1.0] * (len(tokens) - 100))
-    began = time.perf_counter()
+    began = time.process_time()
     example_text(datum, qwen)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 class Clock:

@@ -14,7 +14,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.lock import RunLock
 from tinker_cookbook.run.paths import existing_parent
 from tinker_cookbook.run.scan import read_run_folder
-from tinker_cookbook.runs import inventory, remove
+from tinker_cookbook.runs import remove
 from tinker_cookbook.runs.__main__ import COMMANDS
 from tinker_cookbook.runs.compare import compare_metric
 from tinker_cookbook.utils.command_line.subcommands import run_subcommand
@@ -26,8 +26,6 @@ HOST = socket.gethostname()
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("TINKER_COOKBOOK_HOME", new_home(tmp_path / "home"))
     monkeypatch.setenv("TINKER_COOKBOOK_RUNS_DIR", str(tmp_path / "logs"))
-    # The runs of other tests of this machine are not this test's.
-    monkeypatch.setattr(inventory, "EXAMPLES_ROOT", str(tmp_path / "none"))
     return tmp_path / "home"
 
 

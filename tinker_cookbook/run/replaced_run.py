@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.record.schema import FOLDER
 from tinker_cookbook.run.config import TYPE_KEY
 from tinker_cookbook.run.jsonl import free_name
 from tinker_cookbook.run.lock import RunLock, lock_holder
@@ -151,7 +152,11 @@ def has_rows(folder: Path) -> bool:
 
 def ended_before_the_first_row(folder: Path) -> bool:
     """Returns whether ``folder`` holds only what a run writes before its first row."""
-    return all(e.name.startswith(WRITTEN_BEFORE_THE_FIRST_ROW) for e in folder.iterdir())
+    # Of the record only the texts of the tokens, which the next start writes again.
+    if any((folder / FOLDER).glob("step_*")):
+        return False
+    names = [entry.name for entry in folder.iterdir() if entry.name != FOLDER]
+    return all(name.startswith(WRITTEN_BEFORE_THE_FIRST_ROW) for name in names)
 
 
 def was_configured_by_a_run(folder: Path) -> bool:

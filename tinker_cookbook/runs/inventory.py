@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from tinker_cookbook.cli_utils import EXAMPLES_ROOT, runs_path
+from tinker_cookbook.cli_utils import default_log_path, runs_path
 from tinker_cookbook.engine.home import home_dir
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.run.paths import folder_size
@@ -91,7 +91,8 @@ def take_inventory(folder: str | None = None, run: str | None = None) -> Invento
     """
     weights = weights_at_home()
     recorded = [one.log_path for one in weights if one.log_path]
-    roots: list[str | Path] = [EXAMPLES_ROOT, runs_path(), *filter(is_run_folder, recorded)]
+    roots: list[str | Path] = [default_log_path(""), runs_path()]
+    roots += filter(is_run_folder, recorded)
     top = None if folder is None else Path(folder).expanduser().resolve()
     if top is not None and not top.is_dir():
         raise ConfigurationError(f"folder: got {folder!r}, there is no such folder")

@@ -121,7 +121,7 @@ class TrainingConfig(BackendSettings, SamplerOptions):
     log_path: str = chz.field(
         default="",
         doc="Folder of this run: metrics, config, checkpoint list; default of a recipe: "
-        f"{cli_utils.EXAMPLES_ROOT}/RECIPE",
+        f"{cli_utils.default_log_path('RECIPE')}",
         metadata=REQUIRED,
     )
     behavior_if_log_dir_exists: cli_utils.LogdirBehavior | None = setting(

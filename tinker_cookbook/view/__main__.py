@@ -15,7 +15,7 @@ from pathlib import Path
 
 import chz
 
-from tinker_cookbook.cli_utils import EXAMPLES_ROOT
+from tinker_cookbook.cli_utils import default_log_path
 from tinker_cookbook.exceptions import ConfigurationError, install_command
 from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -29,7 +29,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class ViewSettings:
     """Settings of the page."""
 
-    folder: str = chz.field(default=str(EXAMPLES_ROOT), doc="Folder of a run, or of several runs")
+    folder: str = chz.field(default=default_log_path(""), doc="Folder of a run, or of several runs")
     out: str | None = chz.field(default=None, doc="Write this HTML file instead of serving")
     port: int = chz.field(default=7788, doc="Port; 0 chooses a free one")
     host: str = chz.field(

@@ -78,7 +78,7 @@ def test_awaiting_leaves_the_event_loop_free(worker: ThreadPoolExecutor) -> None
         await asyncio.sleep(0.01)
         assert not waiting.done()
         go.set()  # only a loop that runs gets here
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 120)
         return "free"
 
     assert asyncio.run(main()) == "free"
@@ -102,7 +102,7 @@ def test_a_timeout_takes_nothing_back(worker: ThreadPoolExecutor) -> None:
 
     asyncio.run(give_up())
     go.set()
-    queued.result(timeout=5)
+    queued.result(timeout=120)
     assert ran == ["step"]
 
 
@@ -113,7 +113,7 @@ def test_future_cancel_takes_a_queued_operation_back(worker: ThreadPoolExecutor)
     assert queued.future().cancel()
     go.set()
     with pytest.raises(concurrent.futures.CancelledError):
-        queued.result(timeout=5)
+        queued.result(timeout=120)
     worker.submit(lambda: None).result()
     assert ran == []
 
@@ -141,12 +141,12 @@ def test_a_client_is_usable_before_it_exists(worker: ThreadPoolExecutor) -> None
     with pytest.raises(TimeoutError):
         client.result(timeout=0.01)
     go.set()
-    assert forward.result(timeout=5) == "forward"
+    assert forward.result(timeout=120) == "forward"
     assert client.result() is client
-    assert client.future().result(timeout=5) is client
+    assert client.future().result(timeout=120) is client
 
     async def main() -> Client:
-        assert await client.result_async(timeout=5) is client
+        assert await client.result_async(timeout=120) is client
         return await client
 
     assert asyncio.run(main()) is client

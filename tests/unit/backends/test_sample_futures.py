@@ -33,7 +33,7 @@ def running(service) -> int:
 
 
 def wait_until(condition) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < until, "it did not come about"
         time.sleep(0.002)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import CancelledError
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,19 +26,19 @@ SECONDS = 20
 
 
 class Batch:
-    """Something to sample: so many steps, and when they were taken."""
+    """Something to sample: so many steps, and when they were taken by a clock of its own."""
 
     def __init__(self) -> None:
-        self.steps = 0
-        self.taken: list[float] = []
+        self.steps, self.now = 0, 0
+        self.taken: list[int] = []
         self.ended = False
 
     def step(self) -> bool:
         if not self.steps:
             return False
         self.steps -= 1
-        time.sleep(0.005)
-        self.taken.append(time.monotonic())
+        self.now += 5
+        self.taken.append(self.now)
         return True
 
     def end(self) -> None:
@@ -74,23 +75,24 @@ def test_an_error_is_the_callers_and_the_next_operation_runs(worker):
         failed.result(0)
 
 
-def test_sampling_and_a_long_operation_take_turns(worker, batch):
+def test_sampling_and_a_long_operation_take_turns(worker, batch, monkeypatch):
     """The operation pauses between its parts; about half of the time goes to sampling."""
+    clock = SimpleNamespace(monotonic=lambda: batch.now)
+    monkeypatch.setattr("tinker_cookbook.engine.worker.time", clock)
     batch.steps = 1000
     spans = []
 
     def train() -> None:
         for _ in range(6):
-            start = time.monotonic()
-            time.sleep(0.04)
-            spans.append((start, time.monotonic()))
+            spans.append((batch.now, batch.now + 40))
+            batch.now += 40
             worker.pause()
 
     worker.wake()
     worker.submit(train).result(SECONDS)
-    inside = [t for t in batch.taken if spans[0][1] < t < spans[-1][0]]
+    inside = [t for t in batch.taken if spans[0][1] < t <= spans[-1][0]]
     assert not any(start < t < end for t in inside for start, end in spans)
-    assert 15 <= len(inside) <= 60  # 5 gaps of 0.04 s, 5 ms a step and what the clock adds
+    assert len(inside) == 40  # in 5 gaps of 40 ms, 5 ms a step
     worker.submit(lambda: None).result(SECONDS)  # a short operation waits for a step at the most
 
 
@@ -125,7 +127,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 worker = Worker(lambda: None, lambda: False, lambda: None)
 worker.submit(lambda: (time.sleep(0.3), pathlib.Path({str(tmp_path / "out")!r}).write_text("x")))
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
     assert (tmp_path / "out").read_text() == "x"
 
 
@@ -213,4 +215,4 @@ worker = Worker(lambda: None, lambda: bool((size @ size).numel()), lambda: None)
 worker.wake()
 worker.submit(lambda: None).result()
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

@@ -174,7 +174,7 @@ def test_rendering_is_fast(make_renderer):
         {"role": "assistant", "content": "She sells 9 eggs a day at $2, which makes $18. " * 3},
     ]
     renderer.build_supervised_example(turn)
-    start, tokens = time.perf_counter(), 0
+    start, tokens = time.process_time(), 0
     for _ in range(20):
         tokens += renderer.build_supervised_example(turn * 20)[0].length
-    assert tokens / (time.perf_counter() - start) > 20_000
+    assert tokens / (time.process_time() - start) > 20_000

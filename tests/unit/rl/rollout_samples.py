@@ -104,3 +104,12 @@ def fail(error: Exception):
 
 async def hang():
     await asyncio.sleep(3600)
+
+
+async def hang_for_hours():
+    """Moves the clock of the event loop, so that a test of a timeout waits for nothing, and a
+    timeout of an hour ends nothing else."""
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + 2 * 3600
+    await asyncio.sleep(24 * 3600)

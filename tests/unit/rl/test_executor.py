@@ -6,7 +6,6 @@ import asyncio
 import multiprocessing
 import os
 import threading
-import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
@@ -107,19 +106,23 @@ def test_the_executor_belongs_to_its_context():
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_cancelling_reaches_the_thread(busy):
-    builder = Group(Steps, Steps)
+    builder, policy, release = Group(Steps, Steps), Policy(delay=3600), threading.Event()
 
     async def run(pool):
         set_rollout_executor(pool)
         if busy:  # it has not begun
-            pool.submit(time.sleep, 0.3)
-        task = asyncio.ensure_future(run_group(builder, Policy(delay=60)))
-        await asyncio.sleep(0.1)
+            pool.submit(release.wait)
+        task = asyncio.ensure_future(run_group(builder, policy))
+        await asyncio.sleep(0.01)
+        while not (busy or policy.asked):
+            await asyncio.sleep(0.01)
         task.cancel()
-        await task
+        try:
+            await task
+        finally:
+            release.set()
 
-    started = time.monotonic()
+    # The pool waits for its thread.
     with ThreadPoolExecutor(1) as pool, pytest.raises(asyncio.CancelledError):
         asyncio.run(run(pool))
-    assert time.monotonic() - started < 5
     assert builder.cleaned == (0 if busy else 1)

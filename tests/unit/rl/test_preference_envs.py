@@ -142,7 +142,7 @@ def test_a_judge_that_fails_ends_the_group_and_its_other_questions(renderer):
         async def __call__(self, comparison):
             if text_of(comparison.completion_A) == "2":
                 raise RuntimeError("no judgement")
-            await asyncio.sleep(30)
+            await asyncio.sleep(3600)
             return 0.0
 
     with pytest.raises(Exception, match="compute_group_rewards of PairwisePreferenceGroupBuilder"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from functools import partial
 
 import pytest
@@ -145,11 +144,10 @@ def test_hanging_grader_times_out(renderer):
 
     class Stuck(Sum):
         def check_answer(self, sample_str):
-            release.wait(30)
+            release.wait(3600)
             return True
 
     config = RolloutConfig(termination=TerminationRewardPolicy(grader_timeout_seconds=0.2))
-    started = time.monotonic()
     trajectory = play(Stuck(renderer), Says(renderer, "5"), config=config)
     assert trajectory.reward == 0
     assert trajectory.transitions[0].metrics["grader_timeout"] == 1
@@ -157,5 +155,4 @@ def test_hanging_grader_times_out(renderer):
     strategy = RetryOnFailure(max_retries=0, per_rollout_timeout=0.2)
     with pytest.raises(TimeoutError):
         asyncio.run(do_group_rollout(builder, Says(renderer, "5"), strategy=strategy))
-    assert time.monotonic() - started < 10  # asyncio.run waits for threads of its own pool
-    release.set()
+    release.set()  # until here asyncio.run would wait for a thread of its own pool

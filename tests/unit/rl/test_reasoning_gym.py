@@ -77,9 +77,7 @@ def test_a_scorer_that_hangs_is_ended(monkeypatch, caplog):
     assert asyncio.run(env.check_answer(gold)) == 1
     env.scoring_timeout_seconds = 0.5
     monkeypatch.setattr(reasoning_gym_env, "_score", sleep_for_ever)
-    begun = time.monotonic()
     assert asyncio.run(env.check_answer(gold)) == 0
-    assert time.monotonic() - begun < 60
     assert "chain_sum" in caplog.text
     monkeypatch.undo()
     env.scoring_timeout_seconds = 60

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 from rollout_samples import Group, Policy, Steps, fail, hang
@@ -84,10 +83,8 @@ def cancelled_after(seconds, group, work):
         task.cancel()
         await task
 
-    started = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(run())
-    return time.monotonic() - started
 
 
 @pytest.mark.parametrize(
@@ -96,9 +93,8 @@ def cancelled_after(seconds, group, work):
 @pytest.mark.parametrize("faults", [{}, {-1: hang}, {0: hang}])
 def test_an_interruption_is_no_rollout_error_and_cleans_up(strategy, faults):
     group = Group(lambda: Steps(faults=faults), lambda: Steps(faults=faults))
-    policy = Policy(delay=0 if faults else 60)
-    took = cancelled_after(0.1, group, do_group_rollout(group, policy, strategy=strategy))
-    assert took < 30
+    policy = Policy(delay=0 if faults else 3600)
+    cancelled_after(0.1, group, do_group_rollout(group, policy, strategy=strategy))
     assert (group.cleaned, group.remade) == (1, [])
 
 

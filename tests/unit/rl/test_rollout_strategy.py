@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
 import tinker
-from rollout_samples import Group, Policy, Steps, fail, hang
+from rollout_samples import Group, Policy, Steps, fail, hang, hang_for_hours
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import (
@@ -85,10 +85,8 @@ def test_a_retried_member_keeps_its_place_and_gets_its_own_environment():
 
 def test_fail_fast_cancels_the_others():
     group = Group(lambda: Steps(faults={0: hang}), broken)
-    started = time.monotonic()
     with pytest.raises(RolloutFailedError, match=r"Steps, member 1, turn 0: OSError: down"):
         group_rollout(group, FailFast())
-    assert time.monotonic() - started < 5
     assert (group.cleaned, group.remade) == (1, [])
     with pytest.raises(RolloutFailedError, match="before its first turn"):
         group_rollout(
@@ -114,23 +112,19 @@ def test_a_make_env_that_fails_is_an_attempt_that_failed():
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_an_environment_that_hangs_is_given_up(fault, stubborn):
     async def ignore():
-        for _ in range(2):
-            try:
-                await asyncio.sleep(3)
-            except asyncio.CancelledError:
-                continue
+        with suppress(asyncio.CancelledError):
+            await hang_for_hours()
+        await hang()
 
-    stuck = ignore if stubborn else hang
+    stuck = ignore if stubborn else hang_for_hours
     group = Group(Steps, lambda: Steps(faults={fault: stuck}), spares={1: Steps})
-    started = time.monotonic()
-    result = group_rollout(group, RetryOnFailure(per_rollout_timeout=0.2))
-    assert time.monotonic() - started < 8
+    result = group_rollout(group, RetryOnFailure(per_rollout_timeout=3600))
     assert len(result.trajectories_G) == 2
     assert result.rollout_errors[0].error_type == "TimeoutError"
     if not stubborn:
-        group = Group(lambda: Steps(faults={fault: hang}))
-        with pytest.raises(RolloutTimeoutError, match=r"0\.2 s"):
-            group_rollout(group, RetryOnFailure(max_retries=0, per_rollout_timeout=0.2))
+        group = Group(lambda: Steps(faults={fault: hang_for_hours}))
+        with pytest.raises(RolloutTimeoutError, match="3600 s"):
+            group_rollout(group, RetryOnFailure(max_retries=0, per_rollout_timeout=3600))
 
 
 def test_a_viable_group_goes_on_without_those_that_failed():

@@ -67,7 +67,7 @@ class Scripted(TokenCompleter):
 
 def group(builder, policy, strategy=None):
     work = do_group_rollout(builder, policy, strategy=strategy)
-    return asyncio.run(asyncio.wait_for(work, 20))
+    return asyncio.run(asyncio.wait_for(work, 300))
 
 
 # Games and their random numbers.

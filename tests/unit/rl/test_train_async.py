@@ -167,7 +167,7 @@ def test_a_group_that_is_too_old_when_it_is_done_is_replaced(tmp_path):
                 release.set()
                 await asyncio.sleep(0.01)
 
-            return await asyncio.wait_for(source.collect(5, weights(5), consume), 5)
+            return await asyncio.wait_for(source.collect(5, weights(5), consume), 300)
 
     found = asyncio.run(go())
     assert [group.sampling_step for group in found.groups] == [5, 5]

@@ -57,6 +57,8 @@ def test_a_new_run_without_a_row_brings_the_old_one_back(run, capsys):
     def fail() -> None:
         with log_dir_of_run(run, "delete"):
             new_run(run, rows=0)
+            (run / "record").mkdir()
+            (run / "record" / "vocabulary.parquet").touch()
             raise DataValidationError("no such file")
 
     with pytest.raises(DataValidationError):

@@ -206,15 +206,16 @@ def test_metrics_of_the_episode():
 def test_rewards_of_several_forms_and_what_they_see():
     env, _ = make(reward_fn=lambda history: (len(history), {}))
     assert play(env, called(text="x"))[0].reward == 2
-    policy = TerminationRewardPolicy(grader_timeout_seconds=0.05)
+    policy = TerminationRewardPolicy()
     env, _ = make(reward_fn=lambda history: (len(history), {}), termination_policy=policy)
     assert play(env, called(text="x"))[0].reward == 1  # without the initial messages
     with pytest.raises(DataValidationError, match="reward_fn returned 3, expected"):
         play(make(reward_fn=lambda history: 3)[0], called(text="x"))
 
     async def slow(history):
-        await asyncio.sleep(5)
+        await asyncio.sleep(3600)
 
+    policy = TerminationRewardPolicy(grader_timeout_seconds=0.05)
     with pytest.raises(GraderTimeoutError, match="grader_timeout_seconds"):
         play(make(reward_fn=slow, termination_policy=policy)[0], called(text="x"))
 

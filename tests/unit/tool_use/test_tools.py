@@ -244,22 +244,27 @@ def test_tools_that_hang_end_at_their_timeout_and_do_not_block_the_loop():
 
     @tool(timeout_seconds=0.1)
     def stuck():
-        release.wait(10)
+        release.wait(3600)
 
     @tool(timeout_seconds=0.1)
     async def waits():
-        await asyncio.sleep(10)
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            running -= 1
 
     async def main():
-        started = time.monotonic()
         calls = [stuck] * 20 + [waits] * 80
-        results = await asyncio.gather(*(one.run(ToolInput({})) for one in calls))
-        return results, time.monotonic() - started
+        return await asyncio.gather(*(one.run(ToolInput({})) for one in calls))
 
-    results, seconds = asyncio.run(main())
+    running = most = 0
+    results = asyncio.run(main())
     release.set()
     assert {result.error_type for result in results} == {"timed_out"}
-    assert seconds < 8  # 10 s one after another, or for one call that blocks the event loop
+    assert most > 40  # 1 where they run one after another
 
 
 def test_calls_that_still_run_after_their_timeout_are_limited():
@@ -267,7 +272,7 @@ def test_calls_that_still_run_after_their_timeout_are_limited():
 
     @tool(timeout_seconds=0.01)
     def stuck():
-        release.wait(10)
+        release.wait(3600)
 
     async def main():
         first = await asyncio.gather(*(stuck.run(ToolInput({})) for _ in range(32)))
@@ -278,7 +283,7 @@ def test_calls_that_still_run_after_their_timeout_are_limited():
     assert refused.error_type == "unavailable"
     assert "32 earlier calls of tool 'stuck' still run" in refused.messages[0]["content"]
     release.set()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while refused.error_type == "unavailable" and time.monotonic() < deadline:
         time.sleep(0.01)
         refused = asyncio.run(stuck.run(ToolInput({})))
@@ -298,7 +303,7 @@ def most_at_once(make, settings, expected):
             most = max(most, running)
         if most >= expected:
             met.set()
-        met.wait(10)
+        met.wait(60)
         time.sleep(0.005)  # so that a call above the limit is seen
         with lock:
             running -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -197,11 +198,18 @@ def test_a_slow_search_is_not_repeated_at_once(runs, monkeypatch):
 
     assert names() == {"good"}
     write_run(runs / "second")
-    monkeypatch.setattr("tinker_cookbook.view.data._SLOW_SEARCH", 0.1)
-    monkeypatch.setattr(
-        "tinker_cookbook.view.data.find_run_folders",
-        lambda roots: time.sleep(0.2) or find_run_folders(roots),
-    )
+    now = time.monotonic()
+
+    def search(roots):
+        nonlocal now
+        now += 1
+        return find_run_folders(roots)
+
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("tinker_cookbook.view.data.time", clock)
+    monkeypatch.setattr("tinker_cookbook.view.data.find_run_folders", search)
     assert names() == {"good", "second"}
     write_run(runs / "third")
-    assert names() == {"good", "second"}  # for two seconds
+    assert names() == {"good", "second"}
+    now += 10
+    assert names() == {"good", "second", "third"}

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 
 from rich.markup import escape
 
+from tinker_cookbook.cli_utils import default_log_path
 from tinker_cookbook.eval.run.types import BenchmarkResult, Logs, Metrics, StoredTrajectory
 from tinker_cookbook.eval.statistics import (
     majority_at_k,
@@ -47,7 +48,7 @@ ACC_NORM = "acc_norm"
 
 Aggregate: TypeAlias = Callable[[list[float], list[Metrics]], BenchmarkResult]
 
-EVAL_ROOT = "/tmp/tinker-examples/eval"
+EVAL_ROOT = default_log_path("eval")
 
 
 def default_folder(model: str) -> Path:
