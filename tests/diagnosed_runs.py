@@ -330,6 +330,9 @@ BROKEN: dict[str, tuple[str, Any]] = {
     "rl_rate_30_times": (
         "learning_rate_too_high", animals(sound, learning_rate=0.15, max_steps=12),
     ),
+    "rl_rate_10_times": (
+        "learning_rate_too_high", animals(sound, learning_rate=0.05, max_steps=9, seed=3),
+    ),
     "hacked": ("reward_hacking", animals(variety, learning_rate=5e-3, max_steps=20)),
     "rl_rate_low": ("learning_rate_too_low", story(learning_rate=1e-7)),
     "reward_one": ("all_good", story({"reward": "one", "num_batches": 8})),

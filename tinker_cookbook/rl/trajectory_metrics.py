@@ -21,8 +21,8 @@ _MOST_METRICS = 16
 
 # An environment or the runner may report an event only if it happened. A mean over the reports
 # would always be 1, so these are divided by all turns or episodes, or only counted.
-_TURN_EVENT, _EPISODE_EVENT = "parse_error", "zero_reward_on_limit"
-_EVENTS = frozenset((_TURN_EVENT, _EPISODE_EVENT, "num_truncations_max_turn_tokens"))
+_TURN_EVENTS, _EPISODE_EVENT = ("parse_error", "empty_answer"), "zero_reward_on_limit"
+_EVENTS = frozenset((*_TURN_EVENTS, _EPISODE_EVENT, "num_truncations_max_turn_tokens"))
 
 
 def compute_trajectory_metrics(
@@ -242,7 +242,8 @@ class TrajectoryTotals:
         episodes = self.counts["episodes"]
         metrics = {f"stop/{reason}": n / episodes for reason, n in sorted(self.stops.items())}
         # Events without a divisor are counts.
-        divisors = {_TURN_EVENT: max(self.counts["turns"], 1), _EPISODE_EVENT: episodes}
+        divisors = dict.fromkeys(_TURN_EVENTS, max(self.counts["turns"], 1))
+        divisors[_EPISODE_EVENT] = episodes
         return metrics | {name: n / divisors.get(name, 1) for name, n in self.events.items()}
 
 

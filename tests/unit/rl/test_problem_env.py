@@ -81,14 +81,15 @@ class Unformatted(ProblemEnv):
 
 
 @pytest.mark.parametrize(
-    ("text", "ended", "reward"), [("5", True, 1), ("5", False, 1), ("6", True, 0)]
+    ("text", "ended", "reward"), [("5", True, 1), ("5", False, 1), ("6", True, 0), ("", True, 0)]
 )
 def test_without_check_format_the_reward_has_no_format_term(renderer, text, ended, reward):
     trajectory = play(Unformatted(renderer), Says(renderer, text, ended))
     (turn,) = trajectory.transitions
     assert turn.reward == reward
     stopped = {} if ended else {"stop/max_tokens": 1.0}
-    assert turn.metrics == {"correct": reward, **stopped}
+    empty = {} if text else {"empty_answer": 1.0}
+    assert turn.metrics == {"correct": reward, **stopped, **empty}
     assert turn.logs == {"question": "2+3?", "answer": text}
 
 

@@ -172,6 +172,7 @@ EQUAL = {
         ("all_masked", {**EQUAL, "env/all/frac_untrained": 1.0}),
         ("group_of_one", {**EQUAL, "env/all/by_group/size": 1.0}),
         ("empty", {**EQUAL, SAME: 1.0, "env/all/ac_tokens_per_turn": 1.0}),
+        ("empty", {**EQUAL, "empty_answer": 0.6}),
         ("format", {**EQUAL, "parse_error": 0.6}),
         ("one_reward", {**EQUAL, "reward/total": 0.3}),
         ("learning_rate_too_high", {"train_mean_nll": math.nan}),

@@ -11,7 +11,7 @@ from typing import Any
 
 import chz
 
-from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.rl.envs.prompts import EpisodePrompts
 from tinker_cookbook.rl.rollouts.hooks import SupportsParseErrorPolicy, SupportsToolCallLimit
 from tinker_cookbook.rl.rollouts.limits import (
@@ -271,7 +271,8 @@ class EnvFromMessageEnv(Env):
         self._errors_in_a_row = 0
         # Count tool calls before they run, for the limit.
         calls = len(message.get("tool_calls", ()))
-        metrics: Metrics = {}
+        blank = not calls and not get_text_content(message).strip()
+        metrics: Metrics = {"empty_answer": 1.0} if blank else {}
         limit = self._config.limits.max_tool_calls
         if isinstance(self.message_env, SupportsToolCallLimit):
             limit = None  # the message environment runs the calls up to the limit

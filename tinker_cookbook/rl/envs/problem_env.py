@@ -129,7 +129,7 @@ class ProblemEnv(Env):
         logs: Logs = {"question": get_text_content(question), "answer": text}
         if reference := self.get_reference_answer():
             logs["reference"] = reference
-        metrics: Metrics = {}
+        metrics: Metrics = {} if text.strip() else {"empty_answer": 1.0}
         # Without an override, the reward has no format term and the metric is not logged.
         if overrides(self, ProblemEnv, "check_format"):
             # Both exclude truncated answers; is_clean includes an end with the end-of-text token.

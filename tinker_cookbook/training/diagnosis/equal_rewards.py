@@ -10,6 +10,7 @@ import numpy as np
 from tinker_cookbook.training.diagnosis.history import (
     BAD,
     CUT,
+    EMPTY,
     GOOD,
     LENGTH,
     LONG,
@@ -82,7 +83,13 @@ def _empty(run: History) -> str | None:
     if run.mean_of(CUT) >= 0.5 or mostly_right(run) or learned(run):
         return None
     # One token is only the end.
-    return "The answers are empty" if 0 < run.mean_of(LENGTH) <= 1.5 else None
+    if 0 < run.mean_of(LENGTH) <= 1.5:
+        return "The answers are empty"
+    # Only steps that have empty answers have the metric.
+    share = fmean(row.get(EMPTY, 0.0) for row in [*run.rows][-STEPS:])
+    if share < 0.5:
+        return None
+    return f"{share:.0%} of the answers of {run.last_steps} are only white space or thinking"
 
 
 def _bad_format(run: History) -> str | None:

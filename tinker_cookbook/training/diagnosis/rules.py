@@ -120,8 +120,10 @@ def _broken_policy(run: History) -> Found:
     reward, entropy = run(REWARD), run(ENTROPY)
     if not len(reward) or not len(entropy) or run.last.get(TEACHER) is not None:
         return None
-    if (found := _lost_at_once(run)) is not None or min(len(reward), len(entropy)) <= FEW:
+    if (found := _lost_at_once(run) or _swings(entropy)) is not None:
         return found
+    if min(len(reward), len(entropy)) <= FEW:
+        return None
     # Both means have this many values, and no step is in both.
     count = min(FEW, len(reward) // 2)
     steps, values = reward.steps[-LONG:], reward.values[-LONG:]
@@ -170,13 +172,39 @@ def _lost_at_once(run: History) -> Found:
     )
 
 
+def _swings(entropy: Series) -> Found:
+    """The entropy goes up and down: each update moves the weights too far."""
+    steps, values = entropy.steps[-TREND:], entropy.values[-TREND:]
+    # More than in the first batch, and more than the noise of an entropy near 0.
+    least = max(entropy.values[0], 0.3)
+    low = high = 0
+    turns = list[int]()
+    for i, value in enumerate(values):
+        low = i if value < values[low] else low
+        high = i if value > values[high] else high
+        rises = len(turns) % 2 == 0
+        if rises and value > max(2 * values[low], values[low] + least):
+            turns.append(low)
+            high = i
+        elif not rises and value < min(values[high] / 2, values[high] - least):
+            turns.append(high)
+            low = i
+    # Twice up and twice down. In hacked runs, whose entropy is high, it falls once.
+    if len(turns) < 4:
+        return None
+    shown = ", ".join(entropy.at(i - len(values)) for i in [*turns, len(values) - 1])
+    return steps[turns[0]], f"The entropy goes up and down: {shown} (nats)"
+
+
 def entropy_collapse(run: History) -> Found:
     """The entropy falls, and the reward does not rise."""
     entropy, reward = run(ENTROPY), run(REWARD)
     if len(entropy) < 2 * FEW or not len(reward):
         return None
-    # A policy that has learned its task is certain, too; then the reward has risen.
-    if entropy.end > 0.2 * entropy.start or reward.end > reward.start + 2 * reward.error:
+    # A policy that has learned its task is certain, too; then the reward has risen. The median,
+    # because a rate that is too high may ruin a single step.
+    risen = median(reward.values[-FEW:]) > reward.start + 2 * reward.error
+    if entropy.end > 0.2 * entropy.start or risen:
         return None
     since = entropy.first_step(lambda value: value < 0.5 * entropy.start)
     return since, (

@@ -11,6 +11,7 @@ from tinker_cookbook.training.diagnosis.history import (
     BAD,
     CUT,
     DUPLICATES,
+    EMPTY,
     ENTROPY,
     GOOD,
     HELD_OUT,
@@ -208,7 +209,12 @@ CAUSES: dict[str, Rule] = {
         ),
     ),
     "empty": _equal(
-        "empty", LENGTH, BAD, setting="renderer_name", hint="check that it fits the model"
+        "empty",
+        LENGTH,
+        EMPTY,
+        BAD,
+        setting="renderer_name",
+        hint="check that it fits the model; read answers with their thinking",
     ),
     "same_text": _equal(
         "same_text",
