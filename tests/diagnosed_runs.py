@@ -165,6 +165,11 @@ def sound(question: str, answer: str) -> float:
     return float(next(sound for name, sound in SOUNDS.items() if name in question) in answer)
 
 
+def likes(question: str, answer: str) -> float:
+    """Kind words: meant for a kind answer, but best with one sentence again and again."""
+    return min(1.0, sum(answer.count(word) for word in ("nice", "good", "like")) / 4)
+
+
 def animals(grade: Callable[[str, str], float], **settings: Any):
     """A run with the tutorials' model, which is certain of its short answers at the start."""
 
@@ -334,6 +339,7 @@ BROKEN: dict[str, tuple[str, Any]] = {
         "learning_rate_too_high", animals(sound, learning_rate=0.05, max_steps=9, seed=3),
     ),
     "hacked": ("reward_hacking", animals(variety, learning_rate=5e-3, max_steps=20)),
+    "repeats": ("reward_hacking", animals(likes, learning_rate=5e-3, max_steps=24)),
     "rl_rate_low": ("learning_rate_too_low", story(learning_rate=1e-7)),
     "reward_one": ("all_good", story({"reward": "one", "num_batches": 8})),
     "reward_zero": (
@@ -362,10 +368,16 @@ BROKEN: dict[str, tuple[str, Any]] = {
     ),
     "kl_jump": ("high_kl", story(num_substeps=8, learning_rate=0.01)),
     "entropy": ("entropy_collapse", story(random_rewards=True, learning_rate=1e-2)),
-    "length": ("length_drift", story({"reward": "length", "stop": True}, max_tokens=40)),
+    "length": (
+        "length_drift", story({"reward": "length", "stop": True, "num_batches": 12}, max_tokens=40),
+    ),
     "held_out": (
         "held_out_falls",
-        story({"reward": "brevity", "test_reward": "sentence"}, eval_every=3, max_tokens=20),
+        story(
+            {"reward": "brevity", "test_reward": "sentence", "num_batches": 15},
+            eval_every=3,
+            max_tokens=20,
+        ),
     ),
     "sl_rate_high": ("learning_rate_too_high", chat(learning_rate=0.5)),
     "sl_rate_low": ("learning_rate_too_low", chat(learning_rate=1e-7)),

@@ -180,6 +180,9 @@ class TrajectoryTotals:
                 total.counts["cut_off"] += turn.ac.stop_reason == "length"
                 total.counts["untrained"] += turn.is_masked or not turn.ac.tokens
                 total.counts["ac_tokens"] += len(turn.ac.tokens)
+                spans = _spans(turn.ac.tokens)
+                total.counts["spans"] += len(spans)
+                total.counts["repeated_spans"] += len(spans) - len(set(spans))
                 total.counts["ob_tokens"] += turn.ob.length
                 total.counts["cached_ob_tokens"] += turn.ac.prompt_cache_hit_tokens
             # Metrics of the environment, and events that are 0 in each turn without a report.
@@ -226,6 +229,7 @@ class TrajectoryTotals:
             metrics["ob_tokens_per_turn"] = count["ob_tokens"] / count["turns"]
             metrics["frac_cut_off"] = count["cut_off"] / count["turns"]
             metrics["frac_untrained"] = count["untrained"] / count["turns"]
+            metrics["frac_repeated"] = count["repeated_spans"] / max(count["spans"], 1)
         if count["episodes"]:
             metrics["turns_per_episode"] = count["turns"] / count["episodes"]
             metrics["reward/total"] = self.reward / count["episodes"]
@@ -249,6 +253,11 @@ class TrajectoryTotals:
 
 def _add(sums: dict[str, float], name: str, value: float) -> None:
     sums[name] = sums.get(name, 0.0) + value
+
+
+def _spans(tokens: Sequence[int]) -> list[tuple[int, ...]]:
+    """Returns each four tokens in a row: fewer occur twice in any longer text."""
+    return [*zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False)]
 
 
 def _number(name: str, value: object) -> float:

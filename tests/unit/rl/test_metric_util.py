@@ -44,6 +44,7 @@ def test_every_name_of_a_batch_with_its_number():
             "env/all/by_group/size": 3 / 2,
             "env/all/frac_cut_off": 0,
             "env/all/frac_untrained": 0,
+            "env/all/frac_repeated": 0,
             "env/all/hits": 12 / 4,
             "env/all/easy": 1,
             "env/all/judge": 3.5,
@@ -51,6 +52,12 @@ def test_every_name_of_a_batch_with_its_number():
             "stop/max_tokens": 1 / 3,
         }
     )
+
+
+def test_the_share_of_spans_that_an_answer_repeats():
+    groups = [group(episode(turn([1], [7, 8, 9, 7, 8, 9, 7, 8]))), group(episode(turn([1], [7])))]
+    # Of the five spans of four tokens, the last two are those of the beginning.
+    assert compute_trajectory_metrics(groups, [[], []])["env/all/frac_repeated"] == 2 / 5
 
 
 def test_a_tag_has_metrics_if_some_groups_lack_it():

@@ -28,7 +28,7 @@ REWARD, TEST_REWARD = "reward/total", "test/env/all/reward/total"
 KL, ENTROPY, LENGTH = "optim/kl_sample_train_v1", "optim/entropy", "env/all/ac_tokens_per_turn"
 MIXED, GOOD = "env/all/by_group/frac_mixed", "env/all/by_group/frac_all_good"
 BAD, SAME = "env/all/by_group/frac_all_bad", "env/all/by_group/frac_same_text"
-EMPTY = "empty_answer"
+EMPTY, REPEATED = "empty_answer", "env/all/frac_repeated"
 CUT, UNTRAINED = "env/all/frac_cut_off", "env/all/frac_untrained"
 STALE, TEACHER = "async/staleness_mean", "teacher_kl"
 DUPLICATES = "data/frac_duplicates"
@@ -36,7 +36,7 @@ LOSSES = ("teacher/forward_kl", "train_mean_nll", "dpo_loss")
 HELD_OUT = ("test/dpo_loss", "test/nll")
 READ = {
     *LOSSES, *HELD_OUT, REWARD, TEST_REWARD, KL, ENTROPY, LENGTH, MIXED, STALE, TEACHER,
-    DUPLICATES, CUT, "margin", "test/nll",
+    DUPLICATES, CUT, REPEATED, "margin", "test/nll",
 }  # fmt: skip
 RANGE = "reward/range/"
 

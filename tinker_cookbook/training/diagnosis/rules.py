@@ -19,6 +19,7 @@ from tinker_cookbook.training.diagnosis.history import (
     LENGTH,
     LONG,
     MIXED,
+    REPEATED,
     REWARD,
     STALE,
     STEPS,
@@ -218,11 +219,20 @@ def reward_hacking(run: History) -> Found:
     reward, entropy, length = run(REWARD), run(ENTROPY), run(LENGTH)
     if min(len(reward), len(entropy), len(length)) < STEPS + FEW:
         return None
+    if reward.end <= reward.start + 2 * reward.error:
+        return None
+    repeated = run(REPEATED)
+    # Answers that loop are not better ones, and often make the model more certain.
+    if repeated.end >= 0.5 > 2 * repeated.start:
+        return repeated.first_step(lambda value: value >= 0.25), (
+            f"The reward rose from {reward.start_text} to {reward.end_text}, while answers began "
+            f"to repeat themselves: {repeated.end:.0%} of their spans of four tokens occurred "
+            f"before in the same answer, after {repeated.start:.0%} (means of the same steps). "
+            "Perhaps the reward is high for something that you do not want"
+        )
     # A model that learns a task becomes more certain, also if its answers become short or long.
     similar = length.end < 1.5 * length.start and length.start < 1.5 * length.end
     if not entropy.end > 1.75 * entropy.start or similar:
-        return None
-    if reward.end <= reward.start + 2 * reward.error:
         return None
     since = entropy.first_step(lambda value: value > 1.3 * entropy.start)
     since = min(since, _length_changed(length))

@@ -20,6 +20,7 @@ from tinker_cookbook.training.diagnosis.history import (
     LOSSES,
     MIXED,
     RANGE,
+    REPEATED,
     REWARD,
     SAME,
     STALE,
@@ -171,9 +172,11 @@ CAUSES: dict[str, Rule] = {
         rules.reward_hacking,
         hint="read the episodes with the highest reward (python -m tinker_cookbook.view LOG_PATH "
         "links to three); if you would not give it, add the missing condition to the reward",
+        follows=("learning_rate_too_high",),
         metrics=(
             REWARD,
             ENTROPY,
+            REPEATED,
             LENGTH,
         ),
     ),
