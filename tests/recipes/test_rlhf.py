@@ -162,12 +162,15 @@ def test_rl_without_a_reward_model_names_the_checkpoint(runs, arguments):
         rlhf_pipeline.check(parse(arguments, "run_rm=False"))
 
 
-def test_a_prompted_judge_needs_no_stage_2(runs, arguments):
-    cli = parse(arguments, "judge=prompted")
+def test_a_prompted_judge_needs_no_stage_2_which_otherwise_only_measures(runs, arguments):
+    cli = parse(arguments, "judge=prompted", "run_rm=False")
     rlhf_pipeline.check(cli)
-    assert rlhf_pipeline.to_run(cli) == ["sft", "rl"]
-    sft = CheckpointRecord("final", state_path="tinker://x/weights/y")
-    dataset = rl_config(cli, sft, None).dataset_builder
+    assert not rlhf_pipeline.has_rm(cli)
+    assert rlhf_pipeline.has_rm(parse(arguments, "judge=prompted"))
+    # An earlier call has trained it.
+    assert rlhf_pipeline.has_rm(parse(runs.arguments("straight"), "judge=prompted", "run_rm=False"))
+    one = CheckpointRecord("final", state_path="tinker://x/weights/y", sampler_path="tinker://x/s")
+    dataset = rl_config(cli, one, one).dataset_builder
     assert dataset.preference_model_builder.rm_weights_path is None
 
 

@@ -7,12 +7,13 @@
 The stages of Ouyang et al. 2022 (arXiv 2203.02155), each in its own folder of ``log_path``:
 
 1. ``sft``: supervised training on demonstrations;
-2. ``rm``: a model learns which of two answers is better (``rm/accuracy``); with
-   ``judge=prompted`` there is no such stage, and the base model judges as it is;
+2. ``rm``: a model learns which of two answers is better (``rm/accuracy``);
 3. ``rl``: RL from the model of stage 1. The reward is the reward model's comparison of pairs of
-   answers, with a KL penalty towards stage 1.
+   answers, with a KL penalty towards stage 1. With ``judge=prompted`` the base model compares.
 
-At the end ``win_rate.json`` has the win rate of stage 3 against stage 1: 0.65 - 0.72 by default.
+At the end ``win_rate.json`` has the win rate of stage 3 against stage 1, as the reward model of
+stage 2 judges: 0.65 - 0.72 by default. With ``judge=prompted run_rm=False`` there is no stage 2,
+and the prompted judge measures its own work.
 
 To continue, run the same command: a finished stage is skipped, an interrupted stage resumes.
 ``config=LOG_PATH/settings.json log_path=NEW`` repeats all stages.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TypeVar
 
 import chz
@@ -40,6 +42,7 @@ from tinker_cookbook.recipes.preference.rlhf.win_rate import FILE, measure_win_r
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.run.changes import changed_settings
 from tinker_cookbook.run.config import write_config
+from tinker_cookbook.run.paths import CHECKPOINTS_FILE
 from tinker_cookbook.supervised import train as sft_train
 from tinker_cookbook.training.config import TrainingConfig, check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -67,22 +70,23 @@ async def main(config: CLIConfig) -> None:
         # The stages record their own settings; this file repeats all of them, also if a call runs
         # only some.
         config.folder.mkdir(parents=True, exist_ok=True)
-        every = chz.replace(config, run_sft=True, run_rm=True, run_rl=True)
+        every = chz.replace(config, run_sft=True, run_rm=has_rm(config), run_rl=True)
         write_config(config.folder / SETTINGS, every)
         if config.run_sft:
             await run_stage("sft", sft_config(config), sft_train.main)
-        if "rm" in to_run(config):
+        if config.run_rm:
             await run_stage("rm", rm_config(config), sft_train.main)
         if config.run_rl:
             # Also if these stages did not run now: an earlier call may have trained them.
             sft = finished(config, "sft")
-            rm = finished(config, "rm") if config.judge == "trained" else None
+            rm = finished(config, "rm") if has_rm(config) else None
             await run_stage("rl", rl_config(config, sft, rm), rl_train.main)
             result = await measure_win_rate(config, sft, rm, finished(config, "rl"))
+            judge = "the prompted judge, which it was trained by" if rm is None else _TITLES["rm"]
             print_line(
                 f"win rate of stage 3 against stage 1: {result['win_rate']:.3f}, 95% interval "
                 f"{result['win_rate_low']:.3f} to {result['win_rate_high']:.3f}, over "
-                f"{result['num_comparisons']:.0f} held-out prompts\n"
+                f"{result['num_comparisons']:.0f} held-out prompts; judged by {judge}\n"
                 f"stage 1 against itself (a control): {result['control_win_rate']:.3f}\n"
                 f"tokens of an answer: {result['baseline_answer_tokens']:.0f} before, "
                 f"{result['answer_tokens']:.0f} after\n"
@@ -92,12 +96,13 @@ async def main(config: CLIConfig) -> None:
 
 def to_run(cli: CLIConfig) -> list[str]:
     """Returns the selected stages."""
-    return [stage for stage in stages_of(cli) if getattr(cli, f"run_{stage}")]
+    return [stage for stage in STAGES if getattr(cli, f"run_{stage}")]
 
 
-def stages_of(cli: CLIConfig) -> list[str]:
-    """Returns the stages of the pipeline: a prompted judge is not trained."""
-    return [stage for stage in STAGES if cli.judge == "trained" or stage != "rm"]
+def has_rm(cli: CLIConfig) -> bool:
+    """Returns whether there is a reward model: a run with a prompted judge may have none."""
+    folder = Path(cli.stage_folder("rm"))
+    return cli.judge == "trained" or cli.run_rm or (folder / CHECKPOINTS_FILE).exists()
 
 
 def check(cli: CLIConfig) -> None:
@@ -107,20 +112,21 @@ def check(cli: CLIConfig) -> None:
     check_model(cli)
     if cli.run_sft:
         sft_config(cli).check()
-    if "rm" in to_run(cli):
+    if cli.run_rm:
         rm_config(cli).check()
-    if "rm" in to_run(cli) or cli.run_rl:
+    if cli.run_rm or cli.run_rl:
         # Reads the data now: a missing held-out part must not stop the run after stage 1.
         held_out(cli.comparisons, cli.num_test)
     if cli.run_rl:
-        for stage in stages_of(cli)[:-1]:
-            if stage not in to_run(cli):
-                finished(cli, stage)
+        if not cli.run_sft:
+            finished(cli, "sft")
+        if has_rm(cli) and not cli.run_rm:
+            finished(cli, "rm")
         # The initial weights of stage 3 exist only after the previous stages.
         later = CheckpointRecord(
             "final", state_path="tinker://run/weights/later", sampler_path="tinker://run/s/later"
         )
-        rl_config(cli, later, later if cli.judge == "trained" else None).check()
+        rl_config(cli, later, later).check()
 
 
 def finished(cli: CLIConfig, stage: str) -> CheckpointRecord:

@@ -31,11 +31,14 @@ class CLIConfig(TrainingConfig):
         default=None, doc="Name of the model in the default log_path: …/rlhf-SHORT_NAME"
     )
     run_sft: bool = chz.field(default=True, doc="Stage 1: imitate demonstrations")
-    run_rm: bool = chz.field(default=True, doc="Stage 2: train the reward model")
+    run_rm: bool = chz.field(
+        default=True, doc="Stage 2: train the reward model; without it, judge=prompted still works"
+    )
     run_rl: bool = chz.field(default=True, doc="Stage 3: reinforcement learning, and the win rate")
     judge: Literal["trained", "prompted"] = chz.field(
         default="trained",
-        doc="Reward of stage 3: the model of stage 2, or model_name itself, without a stage 2",
+        doc="Reward of stage 3: the model of stage 2, or model_name itself; stage 2 then only "
+        "measures the win rate",
     )
 
     dataset: str = chz.field(

@@ -97,10 +97,8 @@ def rm_config(cli: CLIConfig) -> sft_train.Config:
 def rl_config(
     cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord | None
 ) -> rl_train.Config:
-    """Stage 3: from the weights of ``sft``, judged by ``rm``, pulled back towards ``sft``.
-
-    Without ``rm`` the base model judges.
-    """
+    """Stage 3: from the weights of ``sft``, judged by ``rm`` or, with ``judge=prompted``, by the
+    base model, pulled back towards ``sft``."""
     # Stage 1 is the reference of the KL penalty; without a penalty it need not be loaded.
     reference = None
     if cli.kl_penalty_coef:
@@ -122,7 +120,7 @@ def rl_config(
             if cli.judge_both_orders
             else TournamentPattern.ALL_PAIRS_BOTH_WAYS,
             group_size=cli.rl_group_size,
-            preference_model_builder=judge_builder(cli, rm),
+            preference_model_builder=judge_builder(cli, rm if cli.judge == "trained" else None),
             num_test=cli.num_test,
             # The judge has the same base model, hence the same context.
             max_judge_length=model_info.resolve_max_length(cli.model_name, None),

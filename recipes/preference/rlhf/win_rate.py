@@ -24,9 +24,10 @@ async def measure_win_rate(
 ) -> dict[str, Any]:
     """Returns the metrics of ``ComparisonEvaluator`` on held-out prompts; writes win_rate.json.
 
-    ``win_rate`` compares stage 3 with stage 1 by the reward model that stage 3 was trained on: it
-    shows that training worked, not that people would agree. ``control_win_rate`` compares two sets
-    of samples of stage 1, 0.5 up to chance. A result in the file is reused for the same weights.
+    ``win_rate`` compares stage 3 with stage 1 by the reward model. If stage 3 was trained on it, or
+    if there is none and the prompted judge compares, this shows that training worked, not that
+    people would agree. ``control_win_rate`` compares two sets of samples of stage 1, 0.5 up to
+    chance. A result in the file is reused for the same weights.
     """
     file = cli.folder / FILE
     request = {
