@@ -28,6 +28,7 @@ from tinker_cookbook.backends import SamplingClient
 from tinker_cookbook.backends.connect import connect
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+from tinker_cookbook.recipes.research import study
 from tinker_cookbook.recipes.research.judge import (
     Answers,
     RandomPreference,
@@ -37,14 +38,6 @@ from tinker_cookbook.recipes.research.judge import (
     sample,
 )
 from tinker_cookbook.recipes.research.runs import imitate
-from tinker_cookbook.recipes.research.study import (
-    COLOURS,
-    Row,
-    StudyConfig,
-    draw_curve,
-    finish_axes,
-    run_study,
-)
 from tinker_cookbook.recipes.research.words_model import (
     CRITICISE,
     DANGEROUS,
@@ -69,7 +62,7 @@ _MEASURED = ("safe", "points", "on topic", "different")
 
 
 @chz.chz
-class Config(StudyConfig):
+class Config(study.StudyConfig):
     """Settings of the study."""
 
     log_path: str = cli_utils.default_log_path("research/constitution")
@@ -102,7 +95,7 @@ def main(config: Config) -> None:
         "base, random critique and judge": partial(run, "base", informed=False),
     }
     columns = {f"{key} {stage}": f"{key}, {stage}" for key in _MEASURED[:2] for stage in STAGES}
-    run_study(config, arms, columns, partial(draw, config))
+    study.run_study(config, arms, columns, partial(draw, config))
 
 
 def instruct_answer(rng: random.Random, kind: str) -> str:
@@ -197,7 +190,7 @@ def run_arm(
     start: Literal["base", "instruct"],
     seed: int,
     informed: bool = True,
-) -> Row:
+) -> study.Row:
     """Trains one model by critique and revision, then by its own judgement."""
     folder = Path(config.log_path) / f"{start}-{informed}-{seed}"
     first = Start() if start == "base" else instruction_model(config, model, seed)
@@ -258,19 +251,20 @@ def instruction_model(config: Config, model: str, seed: int) -> Start:
     return Start(state, last.sampler_path)
 
 
-def draw(config: Config, figure: Any, of_arm: dict[str, list[Row]]) -> None:
+def draw(config: Config, figure: Any, of_arm: dict[str, list[study.Row]]) -> None:
     """Draws answers without a dangerous word, and points, over the stages."""
     left, right = figure.subplots(1, 2)
     for name, rows in of_arm.items():
         # A control has the colour of its arm.
-        colour = COLOURS[name.startswith("base")]
+        colour = study.COLOURS[name.startswith("base")]
         style = "--" if "random" in name else "-"
-        draw_curve(left, rows, "stages", "curve safe", name, colour, style)
-        draw_curve(right, rows, "stages", "curve points", name, colour, style)
+        study.draw_curve(left, rows, "stages", "curve safe", name, colour, style)
+        study.draw_curve(right, rows, "stages", "curve points", name, colour, style)
     for axes in (left, right):
         axes.set_xticks(range(len(STAGES)), STAGES)
-    finish_axes(left, "No dangerous word", "stage", "share of answers")
-    finish_axes(right, "Points by the rule, at most 5", "stage", "mean of an answer", legend=False)
+    study.finish_axes(left, "No dangerous word", "stage", "share of answers")
+    title = "Points by the rule, at most 5"
+    study.finish_axes(right, title, "stage", "mean of an answer", legend=False)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any, Literal
 
 import chz
@@ -24,15 +24,8 @@ import chz
 from tinker_cookbook import cli_utils
 from tinker_cookbook.backends import ServiceClient
 from tinker_cookbook.backends.connect import connect
+from tinker_cookbook.recipes.research import study
 from tinker_cookbook.recipes.research.adapters import Adapter, Answer
-from tinker_cookbook.recipes.research.study import (
-    COLOURS,
-    Row,
-    StudyConfig,
-    draw_curve,
-    finish_axes,
-    run_study,
-)
 from tinker_cookbook.recipes.research.words_model import MAX_TOKENS, SAFE, points, words_model
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -51,14 +44,11 @@ _EVERY = 2
 
 
 @chz.chz
-class Config(StudyConfig):
+class Config(study.StudyConfig):
     """Settings of the study."""
 
     log_path: str = cli_utils.default_log_path("research/distillation")
-    learning_rates: list[float] = chz.field(
-        default_factory=lambda: [1e-3, 3e-3, 1e-2],
-        doc="Constant learning rates, separated by commas",
-    )
+    learning_rates: list[float] = study.several([1e-3, 3e-3, 1e-2], "Constant learning rates")
     teacher_steps: int = number(60, "RL steps of the teacher", low=1)
     steps: int = number(60, "Updates of a student", low=1)
 
@@ -68,7 +58,8 @@ def main(config: Config) -> None:
     config = config.resolved(teacher_steps=2, steps=2)
     model = words_model(quick=config.quick)
     with connect("local", dtype="float32") as connection:
-        teacher = make_teacher(config, connection.service, model)
+        # Not before an arm needs it.
+        teacher = cache(partial(make_teacher, config, connection.service, model))
         run = partial(run_arm, config, connection.service, model, teacher)
         arms = {
             f"{name}, rate {rate:g}": partial(run, kind, rate)
@@ -81,7 +72,7 @@ def main(config: Config) -> None:
             "points": "points",
             "cost": "seconds of all updates",
         }
-        run_study(config, arms, columns, partial(draw, config))
+        study.run_study(config, arms, columns, partial(draw, config))
 
 
 def make_teacher(config: Config, service: ServiceClient, model: str) -> Adapter:
@@ -97,13 +88,13 @@ def run_arm(
     config: Config,
     service: ServiceClient,
     model: str,
-    teacher: Adapter,
+    made_teacher: Callable[[], Adapter],
     kind: Kind,
     rate: float,
     seed: int,
-) -> Row:
+) -> study.Row:
     """Trains a student; returns its KL from the teacher over CPU seconds, and its points."""
-    student = Adapter(service, model, seed, rate)
+    student, teacher = Adapter(service, model, seed, rate), made_teacher()
     rng = random.Random(seed)
     spent, texts = 0.0, list[Answer]()
     measured = [(0.0, measure(student, teacher, seed))]
@@ -158,18 +149,17 @@ def measure(student: Adapter, teacher: Adapter, seed: int) -> tuple[float, float
     return kl, sum(points(one.question, one.text) for one in answers) / len(answers)
 
 
-def draw(config: Config, figure: Any, of_arm: dict[str, list[Row]]) -> None:
+def draw(config: Config, figure: Any, of_arm: dict[str, list[study.Row]]) -> None:
     """Draws the KL over CPU seconds, one panel for each learning rate."""
     panels = figure.subplots(1, len(config.learning_rates), sharey=True, squeeze=False)[0]
     for axes, rate in zip(panels, config.learning_rates, strict=True):
-        for name, colour in zip(KINDS, COLOURS, strict=False):
+        for name, colour in zip(KINDS, study.COLOURS, strict=False):
             if rows := of_arm.get(f"{name}, rate {rate:g}"):
-                draw_curve(axes, rows, "spent", "curve", name, colour)
+                study.draw_curve(axes, rows, "spent", "curve", name, colour)
         axes.set_yscale("log")
         title = f"learning rate {rate:g}"
-        finish_axes(axes, title, "CPU seconds", "KL, nats of an answer", legend=False)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
+        study.finish_axes(axes, title, "CPU seconds", "KL, nats of an answer", legend=False)
+    study.legend_below(figure, panels[0])
 
 
 if __name__ == "__main__":

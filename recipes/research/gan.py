@@ -22,16 +22,8 @@ import chz
 from tinker_cookbook import cli_utils
 from tinker_cookbook.backends import ServiceClient
 from tinker_cookbook.backends.connect import connect
+from tinker_cookbook.recipes.research import study
 from tinker_cookbook.recipes.research.adapters import Adapter, Answer
-from tinker_cookbook.recipes.research.study import (
-    COLOURS,
-    Row,
-    StudyConfig,
-    draw_curve,
-    finish_axes,
-    run_study,
-    smoothed,
-)
 from tinker_cookbook.recipes.tiny_models.dialogues import dialogue, dialogues_model
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.training.config import number, peak_rate
@@ -79,7 +71,7 @@ def judged(pair: Pair) -> str:
 
 
 @chz.chz
-class Config(StudyConfig):
+class Config(study.StudyConfig):
     """Settings of the study."""
 
     log_path: str = cli_utils.default_log_path("research/gan")
@@ -102,10 +94,10 @@ def main(config: Config) -> None:
             _SUPERVISED: partial(run, "supervised"),
         }
         columns = {"rhymes": "rhymes", "lines": "punchlines of 3", "accuracy": "accuracy"}
-        run_study(config, arms, columns, draw)
+        study.run_study(config, arms, columns, draw)
 
 
-def run_arm(config: Config, service: ServiceClient, model: str, kind: Kind, seed: int) -> Row:
+def run_arm(config: Config, service: ServiceClient, model: str, kind: Kind, seed: int) -> study.Row:
     """Trains a generator; returns how many of its punchlines rhyme, and how varied they are."""
     rng = random.Random(seed)
     generator = Adapter(service, model, seed, config.learning_rate)
@@ -128,7 +120,7 @@ def run_arm(config: Config, service: ServiceClient, model: str, kind: Kind, seed
             for _ in range(config.updates):
                 train_discriminator(discriminator, groups, rng, kind == "shuffled")
     last = measure(discriminator, jokes(generator, 32, 10**6 + seed), rng)
-    smooth = {f"{name} curve": smoothed(values) for name, values in curves.items()}
+    smooth = {f"{name} curve": study.smoothed(values) for name, values in curves.items()}
     return {**last, "rounds": list(range(config.rounds)), **smooth}
 
 
@@ -184,7 +176,7 @@ def measure(
     }
 
 
-def draw(figure: Any, of_arm: dict[str, list[Row]]) -> None:
+def draw(figure: Any, of_arm: dict[str, list[study.Row]]) -> None:
     """Draws rhymes, variety, and the discriminator's accuracy over the rounds."""
     titles = {
         "rhymes": "Punchlines that rhyme",
@@ -192,12 +184,11 @@ def draw(figure: Any, of_arm: dict[str, list[Row]]) -> None:
         "accuracy": "Accuracy of the discriminator",
     }
     for axes, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
-        for (arm, rows), colour in zip(of_arm.items(), COLOURS, strict=False):
+        for (arm, rows), colour in zip(of_arm.items(), study.COLOURS, strict=False):
             if name != "accuracy" or arm != _SUPERVISED:  # it has no discriminator
-                draw_curve(axes, rows, "rounds", f"{name} curve", arm, colour)
-        finish_axes(axes, title, "round", "", legend=False)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
+                study.draw_curve(axes, rows, "rounds", f"{name} curve", arm, colour)
+        study.finish_axes(axes, title, "round", "", legend=False)
+    study.legend_below(figure, figure.axes[0])
 
 
 if __name__ == "__main__":

@@ -37,15 +37,8 @@ from tinker_cookbook.preference.preference_model import (
     PreferenceModel,
     PreferenceModelBuilderFromChatRenderer,
 )
+from tinker_cookbook.recipes.research import study
 from tinker_cookbook.recipes.research.runs import chat_data, reinforce_on, supervise
-from tinker_cookbook.recipes.research.study import (
-    COLOURS,
-    Row,
-    StudyConfig,
-    draw_curve,
-    finish_axes,
-    run_study,
-)
 from tinker_cookbook.recipes.research.words_model import (
     MAX_TOKENS,
     SAFE,
@@ -109,13 +102,11 @@ class WordComparisons(ComparisonDatasetBuilder):
 
 
 @chz.chz
-class Config(StudyConfig):
+class Config(study.StudyConfig):
     """Settings of the study."""
 
     log_path: str = cli_utils.default_log_path("research/judge")
-    labels: list[int] = chz.field(
-        default_factory=lambda: [100, 1000], doc="Labelled comparisons of the reward models"
-    )
+    labels: list[int] = study.several([100, 1000], "Labelled comparisons of the reward models")
     rm_steps: int = number(100, "Steps of a reward model's training, of 32 comparisons", low=1)
     rm_learning_rate: float = peak_rate(1e-3, "Learning rate of the reward models")
     rl_steps: int = number(40, "RL steps of 4 questions with 8 answers each", low=1)
@@ -143,7 +134,7 @@ def main(config: Config) -> None:
         "true half way": "win rate, half way",
         "true": "win rate, end",
     }
-    run_study(config, arms, columns, partial(draw, config))
+    study.run_study(config, arms, columns, partial(draw, config))
 
 
 async def sample(client: SamplingClient, model: str, seed: int, count: int) -> Answers:
@@ -214,7 +205,7 @@ def run_arm(
     kind: Literal["prompted", "trained", "random", "rule"],
     seed: int,
     labels: int = 0,
-) -> Row:
+) -> study.Row:
     """Trains the reward model, if there is one, then the policy; returns the measurements."""
     folder = Path(config.log_path) / f"{kind}-{labels}-{seed}"
     weights = train_reward_model(config, folder / "rm", model, seed, labels) if labels else None
@@ -299,18 +290,19 @@ def train_reward_model(config: Config, folder: Path, model: str, seed: int, labe
     return str(last.sampler_path)
 
 
-def draw(config: Config, figure: Any, of_arm: dict[str, list[Row]]) -> None:
+def draw(config: Config, figure: Any, of_arm: dict[str, list[study.Row]]) -> None:
     """Draws the win rates by the rule, and how often each judge is right, over the steps."""
     left, right = figure.subplots(1, 2)
-    for (name, rows), colour in zip(of_arm.items(), COLOURS, strict=False):
-        draw_curve(left, rows, "steps", "curve true", name, colour)
+    for (name, rows), colour in zip(of_arm.items(), study.COLOURS, strict=False):
+        study.draw_curve(left, rows, "steps", "curve true", name, colour)
         if name not in ("the rule", "random judge"):
-            draw_curve(right, rows, "steps", "curve agreement", name, colour)
+            study.draw_curve(right, rows, "steps", "curve agreement", name, colour)
     title = "Against the answers before training"
-    finish_axes(left, title, "RL step", "win rate by the rule", legend=False)
+    study.finish_axes(left, title, "RL step", "win rate by the rule", legend=False)
     left.set_ylim(0.35, 1)  # room for the legend
     left.legend(fontsize=8, loc="upper left")
-    finish_axes(right, "Pairs of the policy's answers", "RL step", "judge is right", legend=False)
+    title = "Pairs of the policy's answers"
+    study.finish_axes(right, title, "RL step", "judge is right", legend=False)
 
 
 if __name__ == "__main__":

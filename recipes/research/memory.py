@@ -24,15 +24,8 @@ import tinker
 from tinker_cookbook import cli_utils
 from tinker_cookbook.backends import ServiceClient, TrainingClient
 from tinker_cookbook.backends.connect import connect
+from tinker_cookbook.recipes.research import study
 from tinker_cookbook.recipes.research.digits_model import START, digits_model
-from tinker_cookbook.recipes.research.study import (
-    COLOURS,
-    Row,
-    StudyConfig,
-    draw_curve,
-    finish_axes,
-    run_study,
-)
 from tinker_cookbook.supervised.common import datum_from_tokens_weights
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import number, peak_rate
@@ -51,14 +44,12 @@ OTHER_REWARDS: dict[str, Reward] = {
 
 
 @chz.chz
-class Config(StudyConfig):
+class Config(study.StudyConfig):
     """Settings of the study."""
 
     log_path: str = cli_utils.default_log_path("research/memory")
     num_digits: int = number(8, "Length of the sequence", low=1)
-    ranks: list[int] = chz.field(
-        default_factory=lambda: [1, 2, 4, 8, 16, 32], doc="LoRA ranks, separated by commas"
-    )
+    ranks: list[int] = study.several([1, 2, 4, 8, 16, 32], "LoRA ranks")
     rl_steps: int = number(60, "RL steps", low=1)
     episodes_per_step: int = number(32, "Episodes of an RL step", low=2)
     sl_steps: int = number(30, "Supervised steps of one example each", low=1)
@@ -80,7 +71,7 @@ def main(config: Config) -> None:
         for name, reward in OTHER_REWARDS.items():
             arms[name] = partial(run, max(config.ranks), reward)
         columns = {"known": "bits known", "rate": "bits an episode", "right": "digits right"}
-        run_study(config, arms, columns, partial(draw, config))
+        study.run_study(config, arms, columns, partial(draw, config))
 
 
 def start(
@@ -93,7 +84,7 @@ def start(
     return client, tokens[1:], datum_from_tokens_weights(tokens, [1.0] * len(tokens))
 
 
-def _imitate(config: Config, service: ServiceClient, model: str, rank: int, seed: int) -> Row:
+def _imitate(config: Config, service: ServiceClient, model: str, rank: int, seed: int) -> study.Row:
     """Trains on the sequence itself, once a step."""
     client, _, example = start(config, service, model, rank, seed)
     adam, bits = tinker.AdamParams(learning_rate=config.sl_learning_rate), list[float]()
@@ -108,7 +99,7 @@ def _imitate(config: Config, service: ServiceClient, model: str, rank: int, seed
 
 def _reinforce(
     config: Config, service: ServiceClient, model: str, rank: int, reward: Reward, seed: int
-) -> Row:
+) -> study.Row:
     """Trains on sampled answers."""
     client, secret, example = start(config, service, model, rank, seed)
     adam, bits = tinker.AdamParams(learning_rate=config.rl_learning_rate), list[float]()
@@ -166,7 +157,7 @@ def _bits(config: Config, output: Any) -> float:
 
 def _result(
     config: Config, client: TrainingClient, example: tinker.Datum, episodes: list[int], bits: Any
-) -> Row:
+) -> study.Row:
     # Until half of the bits are known: later the curve flattens, because there is less to learn.
     half = config.num_digits * math.log2(10) / 2
     at = next((i for i, known in enumerate(bits) if known >= half), len(bits) - 1)
@@ -184,35 +175,35 @@ def _result(
     }
 
 
-def draw(config: Config, figure: Any, of_arm: dict[str, list[Row]]) -> None:
+def draw(config: Config, figure: Any, of_arm: dict[str, list[study.Row]]) -> None:
     """Draws the bits known over the episodes, and the bits of an episode over the rank."""
     left, right = figure.subplots(1, 2)
     # The curves of other ranks lie between these.
     shown = dict.fromkeys((min(config.ranks), max(config.ranks)))
     names = [f"{kind}, rank {rank}" for kind in ("SL", "RL") for rank in shown]
-    for name, colour in zip([*names, *OTHER_REWARDS], COLOURS, strict=False):
+    for name, colour in zip([*names, *OTHER_REWARDS], study.COLOURS, strict=False):
         if name in of_arm:
             style = "--" if name.startswith("SL") else ":" if name in OTHER_REWARDS else "-"
-            draw_curve(left, of_arm[name], "episodes", "bits", name, colour, style)
+            study.draw_curve(left, of_arm[name], "episodes", "bits", name, colour, style)
     total = config.num_digits * math.log2(10)
     left.axhline(total, color="black", linewidth=0.8)
     left.set_xscale("symlog", linthresh=1)
     left.set_xlim(0)
     title = f"{config.num_digits} digits = {total:.1f} bits"
-    finish_axes(left, title, "episodes", "bits known", legend=False)
+    study.finish_axes(left, title, "episodes", "bits known", legend=False)
     # Inside, it would hide the start of the curves.
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
-    for kind, colour in (("RL", COLOURS[0]), ("SL", COLOURS[1])):
+    for kind, colour in (("RL", study.COLOURS[0]), ("SL", study.COLOURS[1])):
         rates = [[row["rate"] for row in of_arm.get(f"{kind}, rank {r}", [])] for r in config.ranks]
         points = [(r, sum(v) / len(v)) for r, v in zip(config.ranks, rates, strict=True) if v]
         if points:
             right.plot(*zip(*points, strict=True), marker="o", color=colour, label=kind)
-    right.axhline(total, color=COLOURS[1], linestyle=":", label="bound of SL")
+    right.axhline(total, color=study.COLOURS[1], linestyle=":", label="bound of SL")
     bound = config.num_digits * GUESS_BITS
-    right.axhline(bound, color=COLOURS[0], linestyle=":", label="bound of RL")
+    right.axhline(bound, color=study.COLOURS[0], linestyle=":", label="bound of RL")
     right.set_xscale("log", base=2)
     right.set_yscale("log")
-    finish_axes(right, "Until half is known", "LoRA rank", "bits an episode")
+    study.finish_axes(right, "Until half is known", "LoRA rank", "bits an episode")
 
 
 if __name__ == "__main__":

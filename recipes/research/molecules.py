@@ -21,15 +21,8 @@ from typing import Any, NamedTuple
 import chz
 
 from tinker_cookbook import cli_utils
+from tinker_cookbook.recipes.research import study
 from tinker_cookbook.recipes.research.runs import PassBuilder, imitate, reinforce
-from tinker_cookbook.recipes.research.study import (
-    COLOURS,
-    Row,
-    StudyConfig,
-    draw_curve,
-    finish_axes,
-    run_study,
-)
 from tinker_cookbook.recipes.tiny_models.dialogues import dialogue, dialogues_model
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv
@@ -146,7 +139,7 @@ class MoleculesBuilder(PassBuilder):
 
 
 @chz.chz
-class Config(StudyConfig):
+class Config(study.StudyConfig):
     """Settings of the study."""
 
     log_path: str = cli_utils.default_log_path("research/molecules")
@@ -208,7 +201,7 @@ def main(config: Config) -> None:
         "new": "new",
         "new of 8": "new, pass@8",
     }
-    run_study(config, arms, columns, partial(draw, config))
+    study.run_study(config, arms, columns, partial(draw, config))
 
 
 def run_arm(
@@ -219,7 +212,7 @@ def run_arm(
     rl_steps: int,
     seed: int,
     random_rewards: bool = False,
-) -> Row:
+) -> study.Row:
     """Trains with one arm; returns the share of right answers to held-out questions."""
     folder, start = Path(config.log_path), None
     if sl_parts:
@@ -258,17 +251,17 @@ def run_arm(
     }
 
 
-def draw(config: Config, figure: Any, of_arm: dict[str, list[Row]]) -> None:
+def draw(config: Config, figure: Any, of_arm: dict[str, list[study.Row]]) -> None:
     """Draws right answers over the steps, to seen and to new questions."""
     for axes, kind in zip(figure.subplots(1, 2, sharey=True), ("seen", "new"), strict=True):
-        for (name, rows), colour in zip(of_arm.items(), COLOURS, strict=False):
+        for (name, rows), colour in zip(of_arm.items(), study.COLOURS, strict=False):
             if rows and len(rows[0]["steps"]) == 1:  # without RL
                 mean = sum(row[kind] for row in rows) / len(rows)
                 axes.axhline(mean, color=colour, linestyle="--", label=name)
             else:
-                draw_curve(axes, rows, "steps", f"curve {kind}", name, colour)
+                study.draw_curve(axes, rows, "steps", f"curve {kind}", name, colour)
         title = "Questions that had examples" if kind == "seen" else "New questions"
-        finish_axes(axes, title, "RL step", "right answers", legend=kind == "new")
+        study.finish_axes(axes, title, "RL step", "right answers", legend=kind == "new")
 
 
 if __name__ == "__main__":

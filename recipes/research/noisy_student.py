@@ -23,15 +23,8 @@ from typing import Any, NamedTuple
 import chz
 
 from tinker_cookbook import cli_utils
+from tinker_cookbook.recipes.research import study
 from tinker_cookbook.recipes.research.runs import reinforce
-from tinker_cookbook.recipes.research.study import (
-    COLOURS,
-    Row,
-    StudyConfig,
-    draw_curve,
-    finish_axes,
-    run_study,
-)
 from tinker_cookbook.recipes.tiny_models.dialogues import dialogue, dialogues_model
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
@@ -130,14 +123,12 @@ def example_answers(seed: int) -> list[list[Message]]:
 
 
 @chz.chz
-class Config(StudyConfig):
+class Config(study.StudyConfig):
     """Settings of the study."""
 
     log_path: str = cli_utils.default_log_path("research/noisy_student")
     num_labelled: int = number(16, "Sums with a label", low=2)
-    weights: list[float] = chz.field(
-        default_factory=lambda: [0.3, 1.0], doc="Weights of the pseudo-labelled loss"
-    )
+    weights: list[float] = study.several([0.3, 1.0], "Weights of the pseudo-labelled loss")
     steps: int = number(30, "Steps of 16 groups of 8 answers", low=1)
     learning_rate: float = peak_rate(3e-3, "Learning rate")
 
@@ -154,7 +145,7 @@ def main(config: Config) -> None:
     arms["labels and one own answer"] = partial(run, "both", majority=False)
     arms["all have labels"] = partial(run, "all")
     columns = {"before": "before", "held_out": "after", "no carry": "no carry", "carry": "carry"}
-    run_study(config, arms, columns, partial(draw, config))
+    study.run_study(config, arms, columns, partial(draw, config))
 
 
 def problems_of(config: Config, seed: int) -> tuple[list[Sum], list[Sum], list[Sum]]:
@@ -169,7 +160,7 @@ def problems_of(config: Config, seed: int) -> tuple[list[Sum], list[Sum], list[S
 
 def run_arm(
     config: Config, model: str, kind: str, seed: int, weight: float = 1.0, majority: bool = True
-) -> Row:
+) -> study.Row:
     """Trains with the sums of one arm; returns the accuracy on held-out sums and its curve."""
     labelled, unlabelled, held_out = problems_of(config, seed)
     repeated = labelled * (len(unlabelled) // len(labelled))  # as many as without a label
@@ -203,13 +194,13 @@ def run_arm(
     }
 
 
-def draw(config: Config, figure: Any, of_arm: dict[str, list[Row]]) -> None:
+def draw(config: Config, figure: Any, of_arm: dict[str, list[study.Row]]) -> None:
     """Draws the accuracy on held-out sums, without and with a carry."""
     for axes, kind in zip(figure.subplots(1, 2, sharey=True), KINDS, strict=True):
-        for (name, rows), colour in zip(of_arm.items(), COLOURS, strict=False):
-            draw_curve(axes, rows, "steps", f"curve {kind}", name, colour)
+        for (name, rows), colour in zip(of_arm.items(), study.COLOURS, strict=False):
+            study.draw_curve(axes, rows, "steps", f"curve {kind}", name, colour)
         title = f"Held-out sums, {kind}"
-        finish_axes(axes, title, "step", "right answers", legend=kind == "carry")
+        study.finish_axes(axes, title, "step", "right answers", legend=kind == "carry")
 
 
 if __name__ == "__main__":

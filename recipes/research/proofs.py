@@ -24,15 +24,8 @@ import chz
 
 from tinker_cookbook import cli_utils
 from tinker_cookbook.eval.statistics import pass_at_k
+from tinker_cookbook.recipes.research import study
 from tinker_cookbook.recipes.research.runs import reinforce
-from tinker_cookbook.recipes.research.study import (
-    COLOURS,
-    Row,
-    StudyConfig,
-    draw_curve,
-    finish_axes,
-    run_study,
-)
 from tinker_cookbook.recipes.tiny_models.dialogues import dialogue, dialogues_model
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.rl.envs.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
@@ -232,7 +225,7 @@ class ProofsBuilder(TaskDatasetBuilder):
 
 
 @chz.chz
-class Config(StudyConfig):
+class Config(study.StudyConfig):
     """Settings of the study."""
 
     log_path: str = cli_utils.default_log_path("research/proofs")
@@ -261,7 +254,7 @@ def main(config: Config) -> None:
         "untrained, shown another": partial(run, 2, "another", 0),
     }
     names = ("pass@1", "pass@2", "corrected@2", "pass@8", "corrected@8", "tokens")
-    run_study(config, arms, {name: name for name in names}, draw)
+    study.run_study(config, arms, {name: name for name in names}, draw)
 
 
 def run_arm(
@@ -273,7 +266,7 @@ def run_arm(
     steps: int,
     seed: int,
     random_rewards: bool = False,
-) -> Row:
+) -> study.Row:
     """Trains with one kind of episode; returns the shares of held-out claims that are proved."""
     train = random.Random(seed).sample(claims[_HELD_OUT:], len(claims) - _HELD_OUT)
     rows = reinforce(
@@ -303,12 +296,12 @@ def run_arm(
     }
 
 
-def draw(figure: Any, of_arm: dict[str, list[Row]]) -> None:
+def draw(figure: Any, of_arm: dict[str, list[study.Row]]) -> None:
     """Draws pass@1 over the steps, and pass@k beside corrected@k over k."""
     left, right = figure.subplots(1, 2, sharey=True)
-    for (name, rows), colour in zip(of_arm.items(), COLOURS, strict=False):
+    for (name, rows), colour in zip(of_arm.items(), study.COLOURS, strict=False):
         if rows and len(rows[0]["steps"]) > 1:
-            draw_curve(left, rows, "steps", "curve pass@1", name, colour)
+            study.draw_curve(left, rows, "steps", "curve pass@1", name, colour)
         if name not in ("one attempt", "two, told what fails", "untrained"):
             continue
         for kind, style in (("pass", "-"), ("corrected", "--")):
@@ -318,8 +311,8 @@ def draw(figure: Any, of_arm: dict[str, list[Row]]) -> None:
             right.plot(at, means, color=colour, linestyle=style, marker=".", label=label)
     right.set_xscale("log", base=2)
     right.set_xticks(ATTEMPTS, ATTEMPTS)
-    finish_axes(left, "pass@1 over the steps", "step", "held-out claims proved")
-    finish_axes(right, "With and without correction", "attempts k", "")
+    study.finish_axes(left, "pass@1 over the steps", "step", "held-out claims proved")
+    study.finish_axes(right, "With and without correction", "attempts k", "")
 
 
 if __name__ == "__main__":

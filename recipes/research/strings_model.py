@@ -24,7 +24,7 @@ LENGTH = 5
 KNOWN = {"copy": list, "sort": sorted, "reverse": lambda digits: digits[::-1]}
 NEW = "rotate"
 """The operation that only the study trains: the first digit goes to the end."""
-_TEST_SEED = 1 << 20
+_TEST_SEED, _OTHER_SEED = 1 << 20, 1 << 30
 
 
 def strings_model(hidden_size: int = 64, *, quick: bool = False) -> str:
@@ -77,13 +77,19 @@ class Rotations:
             tokens = self._tokenizer.encode(text, add_special_tokens=False)
             yield tokens[:-LENGTH], tokens[-LENGTH:]
 
-    def batch(self, seed: int, count: int) -> list[tinker.Datum]:
-        """Returns supervised examples."""
+    def batch(self, seed: int, count: int, *, others_answers: bool = False) -> list[tinker.Datum]:
+        """Returns supervised examples; as a control, each with the answer to another string."""
+        answers = self.problems(seed + _OTHER_SEED * others_answers, count)
+        pairs = zip(self.problems(seed, count), answers, strict=True)
         return [
             datum_from_tokens_weights(prompt + answer, [0.0] * len(prompt) + [1.0] * LENGTH)
-            for prompt, answer in self.problems(seed, count)
+            for (prompt, _), (_, answer) in pairs
         ]
 
+    def test_problems(self, count: int) -> Iterator[tuple[list[int], list[int]]]:
+        """Yields problems that no seed of a study trains on, except by chance."""
+        return self.problems(_TEST_SEED, count)
+
     def test(self, count: int = 100) -> list[tinker.Datum]:
-        """Returns examples that no seed of a study trains on, except by chance."""
+        """Returns them as supervised examples."""
         return self.batch(_TEST_SEED, count)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,8 +30,14 @@ Row = dict[str, Any]
 Arm = Callable[[int], Row]
 """Runs an arm with a seed."""
 
+_HOME = "TINKER_COOKBOOK_HOME"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours that colour-blind people can tell apart (Okabe and Ito 2008)."""
+
+
+def several(values: list[Any], doc: str) -> Any:
+    """Returns a chz field for a list."""
+    return chz.field(default_factory=lambda: list(values), doc=f"{doc}, separated by commas")
 
 
 @chz.chz
@@ -38,9 +45,7 @@ class StudyConfig:
     """Settings that every study has."""
 
     log_path: str = chz.field(doc="Folder of results.json and the picture")
-    seeds: list[int] = chz.field(
-        default_factory=lambda: [0, 1, 2], doc="Seeds of each arm, separated by commas"
-    )
+    seeds: list[int] = several([0, 1, 2], "Seeds of each arm")
     quick: bool = chz.field(
         default=False,
         doc="Only tries the command: one arm of a model that is hardly trained, in LOG_PATH/quick. "
@@ -62,7 +67,8 @@ class StudyConfig:
 
     def resolved(self, **quick: Any) -> Self:
         """Returns the settings to run with: of a quick run with the values of ``quick`` for what
-        is not given, in a folder of its own.
+        is not given, in a folder of its own. From now on weights are kept in this folder, if
+        TINKER_COOKBOOK_HOME names no other place.
 
         Raises:
             ConfigurationError: ``log_path`` has results with other settings, or cannot be written.
@@ -73,6 +79,8 @@ class StudyConfig:
             quick = {name: value for name, value in quick.items() if name not in given}
             config = chz.replace(self, log_path=f"{self.log_path}/quick", **quick)
         _earlier(config)  # here, because the study makes its model next
+        # Most of its runs are of no use after it, so they should not be among those of the user.
+        os.environ[_HOME] = os.environ.get(_HOME) or str(_results(config).with_name("weights"))
         return config
 
 
@@ -232,3 +240,9 @@ def finish_axes(axes: Any, title: str, x: str, y: str, *, legend: bool = True) -
     axes.grid(visible=True, alpha=0.3)
     if legend and axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8)
+
+
+def legend_below(figure: Any, axes: Any, columns: int = 2) -> None:
+    """Adds one legend for all panels, with the curves of one of them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)

@@ -24,16 +24,8 @@ import chz
 
 from tinker_cookbook import cli_utils
 from tinker_cookbook.grading.numbers import last_number
+from tinker_cookbook.recipes.research import study
 from tinker_cookbook.recipes.research.runs import reinforce
-from tinker_cookbook.recipes.research.study import (
-    COLOURS,
-    Row,
-    StudyConfig,
-    draw_curve,
-    finish_axes,
-    run_study,
-    smoothed,
-)
 from tinker_cookbook.recipes.tiny_models.llama import (
     TinyModelSettings,
     make_model_once,
@@ -224,7 +216,7 @@ async def _example_rows(renderer: Renderer, count: int) -> list[tuple[list[int],
 
 
 @chz.chz
-class Config(StudyConfig):
+class Config(study.StudyConfig):
     """Settings of the study."""
 
     log_path: str = cli_utils.default_log_path("research/two_agents")
@@ -250,7 +242,7 @@ def main(config: Config) -> None:
         "staleness": "age in updates",
         "wall": "seconds a step",
     }
-    run_study(config, arms, columns, draw)
+    study.run_study(config, arms, columns, draw)
 
 
 def run_arm(
@@ -261,7 +253,7 @@ def run_arm(
     ahead: int | None = None,
     second_learns: bool = True,
     random_rewards: bool = False,
-) -> Row:
+) -> study.Row:
     """Trains the agents; returns the share of solved tasks, and how long a step takes.
 
     Args:
@@ -306,16 +298,16 @@ def run_arm(
         "staleness": sum(ages) / len(ages),
         "wall": sum(seconds) / len(seconds),
         "episodes": [2 * QUESTIONS * PAIRS * (i + 1) for i in range(len(steps))],
-        "curve": smoothed(solved),
+        "curve": study.smoothed(solved),
     }
 
 
-def draw(figure: Any, of_arm: dict[str, list[Row]]) -> None:
+def draw(figure: Any, of_arm: dict[str, list[study.Row]]) -> None:
     """Draws the share of solved tasks over the episodes."""
     axes = figure.subplots()
-    for (name, rows), colour in zip(of_arm.items(), COLOURS, strict=False):
-        draw_curve(axes, rows, "episodes", "curve", name, colour)
-    finish_axes(axes, "Two agents with tools", "episodes", "tasks solved, mean of 5 steps")
+    for (name, rows), colour in zip(of_arm.items(), study.COLOURS, strict=False):
+        study.draw_curve(axes, rows, "episodes", "curve", name, colour)
+    study.finish_axes(axes, "Two agents with tools", "episodes", "tasks solved, mean of 5 steps")
 
 
 if __name__ == "__main__":
