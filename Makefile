@@ -43,9 +43,9 @@ docs: $(PAGES) site
 site: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 PATH="$(BIN):$$PATH" $(BIN)/mkdocs build --strict
 
-# tutorials/101_hello_tinker.py gives build/tutorials/101.md; the page depends on the tutorial alone.
+# tutorials/101_hello_tinker.py gives build/tutorials/101.md, in the form of commands.py.
 .SECONDEXPANSION:
-$(PAGES): build/tutorials/%.md: $$(wildcard tutorials/%_*.py) | $(VENV)/.installed
+$(PAGES): build/tutorials/%.md: $$(wildcard tutorials/%_*.py) tutorials/commands.py | $(VENV)/.installed
 	$(BIN)/python -m tinker_cookbook.tutorials render output=$(@D) only=$*
 
 $(VENV)/.docs: $(VENV)/.installed

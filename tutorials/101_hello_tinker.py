@@ -40,7 +40,7 @@ def _():
 
     # A folder in this package: 0.2 million parameters that can talk about a few things.
     model_name = tutorial_model()
-    # float32 on the CPU gives the same numbers on every machine.
+    # float32 on the CPU: the numbers are those of the text, up to rounding.
     service = connect("local", device="cpu", dtype="float32").service
     return (
         DataValidationError,
@@ -163,8 +163,9 @@ def _(mo):
     - **GPU**: `connect("local")` takes the GPU by itself, and computes in bfloat16. The numbers
       then differ in the third digit.
     - **Hosted API**: set `TINKER_API_KEY`, and write `connect("tinker")`. `base_model` is a name of
-      the line-up, such as `Qwen/Qwen3-8B`, and the renderer that of its family.
-      Nothing else changes on this page.
+      the line-up, such as `Qwen/Qwen3-8B`, and the renderer that of its family. The
+      code stays as it is. Answers and numbers are those of the other model, and its context is
+      longer than 1024 tokens, so the mistake needs a longer question.
     - **Any model of the Hugging Face Hub**, or a folder of one: give its name as `base_model`, such
       as `HuggingFaceTB/SmolLM2-135M-Instruct` with the renderer `smollm2`.
     """)

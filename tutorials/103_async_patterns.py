@@ -208,9 +208,9 @@ def _(mo):
 
     - **GPU**: `connect("local")`. A GPU that makes one token for one question is almost idle, so
       the difference between the two pictures is larger.
-    - **Hosted API**: `connect("tinker")`. The service works in cycles of some seconds. An
-      `optim_step` that is submitted after the result of its `forward_backward` waits for the next
-      cycle, and a run takes twice as long.
+    - **Hosted API**: `connect("tinker")`. The service works in cycles of about ten seconds. An
+      `optim_step` that is submitted after the result of its `forward_backward` waits for a later
+      cycle: the step takes three cycles instead of one.
     - In a script without an event loop, `.result()` on a future does what `await` does.
     """)
     return

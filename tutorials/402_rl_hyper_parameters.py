@@ -186,9 +186,11 @@ def _(mo):
     - Real models: begin with `learning_rate=None`. `python -m tinker_cookbook.sweep
       recipes.rl_basic learning_rate=3e-5,1e-4,3e-4 log_dir=…` compares rates with one loaded
       model.
-    - `group_size` 8 to 16 and 32 to 128 problems a step; more problems allow a rate that grows
-      with the square root of their number. Groups whose rewards are all equal teach nothing:
-      `env/all/by_group/frac_mixed` is the share that does.
+    - `group_size` 8 to 16 and 32 to 128 problems a step; the usual rule lets the rate grow
+      with the square root of their number. In supervised learning we did not find this
+      (`docs/research.md`, learning rate and batch size).
+    - Groups whose rewards are all equal teach nothing: `env/all/by_group/frac_mixed` is the share
+      that does.
     - Judge a setting by three seeds. One curve of RL is noise.
     """)
     return

@@ -30,6 +30,14 @@ from tinker_cookbook.tutorials.notebook import (
 from tinker_cookbook.utils.terminal import get_console
 
 PROGRAM = "python -m tinker_cookbook.tutorials"
+# By the first digit of a tutorial's number.
+READERS = {
+    "1": "begin",
+    "2": "want to know the parts of a loop",
+    "3": "write a task or a run of their own",
+    "4": "choose a method or its settings",
+    "5": "use a trained model in other programs",
+}
 
 
 @chz.chz
@@ -155,6 +163,8 @@ def page_of(tutorial: Tutorial, folder: Path) -> str:
             # Errors name files; the page should not say where it was made.
             parts.append(f"```text\n{printed.rstrip()}\n```".replace(str(FOLDER), FOLDER.name))
     _require_promised()
+    readers = f"For people who {READERS[tutorial.number[0]]}: {tutorial.idea}."
+    parts[0] = parts[0].replace("\n\n", f"\n\n{readers}\n\n", 1)
     start = f"`{PROGRAM} run {tutorial.number}` runs this page ({tutorial.seconds} s on a core)"
     parts.insert(1, f"{start}; `{PROGRAM} open {tutorial.number}` opens it as a notebook.")
     return "\n\n".join(parts) + "\n"

@@ -1,7 +1,7 @@
 """Hooks of mkdocs.yml: pages that lie outside of docs/, and llms.txt.
 
 ``llms.txt`` (https://llmstxt.org) lists the pages with their first sentences, for language models;
-``llms-full.txt`` has the text of the pages in the order of the navigation.
+``llms-full.txt`` has the text of the guides and tutorials in the order of the navigation.
 """
 
 from __future__ import annotations
@@ -60,16 +60,15 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         page.meta["hide"] = ["toc"]
     if page.file.src_uri.startswith(LOGS):
         page.meta["search"] = {"exclude": True}
-    exempt = page.file.src_uri.startswith(("tutorials/", "changelog.md"))
-    if not exempt and "For people" not in introduction(markdown):
+    if page.file.src_uri != "changelog.md" and "For people" not in introduction(markdown):
         log.warning("%s does not begin with a sentence 'For people …'", page.file.src_uri)
     return markdown
 
 
 def introduction(markdown: str) -> str:
-    """Returns the first sentence below the title, without links."""
+    """Returns the first sentence below the title, without links and bold words."""
     paragraphs = [p for p in markdown.split("\n\n") if re.match(r"[A-Za-z`\[*]", p)] or [""]
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraphs[0].strip("*").split()))
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)|\*\*", r"\1", " ".join(paragraphs[0].split()))
     return re.split(r"(?<=\.)\s", text)[0]
 
 
