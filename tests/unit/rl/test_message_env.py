@@ -123,6 +123,8 @@ def test_an_environment_compacts_thinking_as_the_renderer_does(renderer, tokeniz
     envs = [(of_renderer, Echo(5)), (plain, Compacts(5)), (plain, Echo(5))]
     by_renderer, by_env, other = (play(EnvFromMessageEnv(r, env), Thinks()) for r, env in envs)
     assert [t.ob for t in by_env.transitions] == [t.ob for t in by_renderer.transitions]
+    spec = EnvFromMessageEnv(plain, Compacts()).renderer.spec
+    assert (plain.spec, spec) == ("qwen3", of_renderer.spec)
     assert [len(trajectory_to_data(t, 1.0)) for t in (by_renderer, by_env, other)] == [3, 3, 5]
     with pytest.raises(ConfigurationError, match=r"compact_thinking_every: .* has no thinking"):
         EnvFromMessageEnv(renderer, Compacts())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from urllib.parse import parse_qsl, quote, urlencode
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError
 from tinker_cookbook.renderers.core.messages import END_THINK, THINK, Message, has_thinking
@@ -92,6 +93,10 @@ class LeadingThinking(ChecksTrainedAnswers):
         if self.disables_thinking:
             super().compact_thinking(every)
         self._compact_thinking_every = every
+        if self.spec is not None:  # from which a pickle or a checkpoint rebuilds the renderer
+            base, _, query = self.spec.partition("?")
+            options = {**dict(parse_qsl(query)), "compact_thinking_every": every}
+            self._renderer_name = f"{base}?{urlencode(options, quote_via=quote)}"
         self.strip_thinking_from_history = True
 
     def _history_end(self, messages: Sequence[Message]) -> int:
