@@ -169,12 +169,6 @@ class Renderer(ABC):
             )
         return _restore, (self.spec, source, self.image_processor, self.model_name)
 
-    def __copy__(self) -> Renderer:
-        # A pickled renderer loads its tokenizer again, and one without a name cannot be pickled.
-        copied = object.__new__(type(self))
-        vars(copied).update(vars(self))
-        return copied
-
     @abstractmethod
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Returns the tokens of one message."""

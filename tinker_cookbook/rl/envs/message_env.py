@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -181,9 +180,12 @@ class EnvFromMessageEnv(Env):
         # Stored answers of a benchmark are found by it.
         self.example_id: str | None = getattr(self.message_env, "example_id", None)
         if (every := self.message_env.compact_thinking_every) is not None:
-            # A copy, because other environments have the same renderer.
-            self.renderer = copy.copy(self.renderer)
-            self.renderer.compact_thinking(every)
+            # A copy, because other environments have the same renderer. copy.copy would pickle it,
+            # which needs a name.
+            own = object.__new__(type(self.renderer))
+            vars(own).update(vars(self.renderer))
+            own.compact_thinking(every)
+            self.renderer = own
         self._config = RolloutConfig()
         self._history = History()
         self._prompts = EpisodePrompts(self.renderer)
