@@ -77,6 +77,12 @@ class Serving:
                 sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
         return sums
 
+    def cpu_seconds(self) -> float:
+        """CPU time of the process so far, which other work of the machine does not change."""
+        assert self.process is not None
+        words = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Ends it; returns the exit status."""
         assert self.process is not None

@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -100,7 +101,12 @@ class TimedPool:
         """
         # Starting processes takes a while, scheduling does not.
         await asyncio.to_thread(self._start, _is_in_main(function, *args))
-        return await asyncio.wrap_future(self._schedule(function, args, timeout_seconds))
+        try:
+            return await asyncio.wrap_future(self._schedule(function, args, timeout_seconds))
+        except BrokenProcessPool:
+            # A worker ended while no call ran, as when this process was stopped for a while and the
+            # worker's own timer ended it. pebble gives up all calls then.
+            return await asyncio.wrap_future(self._schedule(function, args, timeout_seconds))
 
     def call_blocking(
         self, function: Callable[..., T], *args: Any, timeout_seconds: float | None = None
@@ -133,7 +139,7 @@ class TimedPool:
 
     def _start(self, imports_main: bool = False) -> pebble.ProcessPool:
         with self._lock:
-            if (pool := self._pools.get(imports_main)) is not None:
+            if (pool := self._pools.get(imports_main)) is not None and pool.active:
                 return pool
             # True while a worker imports the main file, when it cannot start workers itself.
             if getattr(process.current_process(), "_inheriting", False):
@@ -150,8 +156,8 @@ class TimedPool:
                 context=context,  # pyright: ignore[reportArgumentType]
             )
             pool.schedule(int)  # pebble starts processes at the first call
-            if len(self._pools) == 1:
-                atexit.register(self.close)
+            atexit.unregister(self.close)
+            atexit.register(self.close)
             return pool
 
 

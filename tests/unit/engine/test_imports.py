@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from homes import new_home
 
 import tinker_cookbook
 
@@ -49,7 +50,7 @@ print(json.dumps([name for thread, name in Recorder.seen if thread == "engine"])
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["tokenizer", "transformers"])
 def test_the_worker_imports_nothing(stories_model, tmp_path, order):
-    environment = {**os.environ, "PYTHONPATH": _ROOT, "TINKER_COOKBOOK_HOME": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": _ROOT, "TINKER_COOKBOOK_HOME": new_home(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", _PROBE, stories_model, order],
         env=environment,

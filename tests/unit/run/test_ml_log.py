@@ -160,6 +160,7 @@ class Small:
 def test_wandb_offline_run_is_resumed_under_its_id(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setattr("tinker_cookbook.run.trackers.START_SECONDS", 300)
     ids = []
     for resume_step, steps in ((None, range(3)), (1, range(2, 4))):
         log = start_logging(

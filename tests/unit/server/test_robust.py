@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from serving import Caller, Serving
 
-from tinker_cookbook.server.requests import GAP_SECONDS
-
 pytestmark = pytest.mark.slow
 
 
@@ -79,15 +77,14 @@ def test_a_bad_request_disturbs_neither_its_run_nor_others(caller, stories_model
         ),
     ],
 )
-def test_refused_operation_gives_up_its_turn(caller, stories_model, kind, asked, said):
+def test_refused_operation_gives_up_its_turn(serving, caller, stories_model, kind, asked, said):
     mine = caller()
     model = mine.model(stories_model)
     refused = mine.result(mine.post(kind, model_id=model, seq_id=1, **asked))
     assert refused["category"] == "user"
     assert said in refused["error"]
-    start = time.monotonic()
     assert loss(mine.result(mine.train(model, 2))) > 0
-    assert time.monotonic() - start < GAP_SECONDS / 2
+    assert not any("never arrived" in line for line in serving.said)  # nothing was waited for
 
 
 @pytest.mark.parametrize(
@@ -99,18 +96,17 @@ def test_refused_operation_gives_up_its_turn(caller, stories_model, kind, asked,
     ],
 )
 def test_a_body_without_form_is_refused_at_once_and_gives_up_its_turn(
-    caller, stories_model, kind, asked
+    serving, caller, stories_model, kind, asked
 ):
     mine = caller()
     model = mine.model(stories_model)
     # Nobody else's refused body is taken for one of this model's.
     assert caller("ann").post(kind, model_id=model, seq_id=1, **asked)[0] == 422
     assert mine.post(kind, model_id=model, seq_id=2, **asked)[0] == 422
-    start = time.monotonic()
     first = mine.train(model, 1)
     assert loss(mine.result(mine.train(model, 3))) > 0
     assert loss(mine.result(first)) > 0
-    assert time.monotonic() - start < GAP_SECONDS / 2
+    assert not any("never arrived" in line for line in serving.said)
 
 
 def test_many_clients_at_once_get_what_each_gets_alone(caller, stories_model):
@@ -165,7 +161,7 @@ def test_a_finished_session_frees_its_models(caller, stories_model):
 
 @pytest.fixture
 def own_server(stories_model, tmp_path):
-    running = Serving(tmp_path, {"model_name": stories_model, "session_seconds": 2}).start()
+    running = Serving(tmp_path, {"model_name": stories_model, "session_seconds": 10}).start()
     yield running
     if running.process.poll() is None:
         running.stop()
@@ -198,7 +194,7 @@ def test_kill_9_loses_nothing_saved_and_a_lapsed_client_frees_its_run(own_server
         time.sleep(0.5)
     assert mine.train(again, 2)[0] == 404
     assert own_server.stop() == 0
-    assert _is_said(own_server, "(no heartbeat for 2 s); 1 runs freed")
+    assert _is_said(own_server, "(no heartbeat for 10 s); 1 runs freed")
 
 
 def test_a_stop_finishes_the_step_in_hand_and_tells_its_client(own_server, stories_model):
@@ -206,7 +202,6 @@ def test_a_stop_finishes_the_step_in_hand_and_tells_its_client(own_server, stori
     model = mine.model(stories_model)
     in_hand = mine.train(model, 1, data=_long(200))[1]
     queued = mine.train(model, 2, data=_long(200))[1]
-    begin = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         ask = mine.http.post
         polls = [pool.submit(ask, "retrieve_future", json=one) for one in (in_hand, queued)]
@@ -216,7 +211,6 @@ def test_a_stop_finishes_the_step_in_hand_and_tells_its_client(own_server, stori
         answer = polls[0].result()
         assert (answer.status_code, "protobuf" in answer.headers["content-type"]) == (200, True)
         assert polls[1].result().status_code == 408
-    assert time.monotonic() - begin < 30
 
 
 def _is_said(server: Serving, text: str) -> bool:
