@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,7 @@ MODULE = "benchmarks.engine"
 
 def _bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", MODULE, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return forks.run(command)
 
 
 @pytest.mark.slow

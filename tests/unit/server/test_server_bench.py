@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
+import forks
 import pytest
 
 SIDES = {"in process", "server", "empty server", "empty server, held"}
@@ -16,7 +16,7 @@ def test_every_side_has_figures(stories_model, tmp_path):
     words = [f"model_name={stories_model}", "device=cpu", "dtype=float32", "calls=2", "warmup=1"]
     words += ["length=16", "batch_size=2", "max_tokens=3", f"output={tmp_path / 'out.json'}"]
     command = [sys.executable, "-m", "benchmarks.server", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = forks.run(command)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result == json.loads((tmp_path / "out.json").read_bytes())
