@@ -268,6 +268,7 @@ async def _(
     GamesBuilder,
     SelfPlay,
     chz,
+    cli_utils,
     config,
     main,
     mistake,
@@ -276,8 +277,13 @@ async def _(
         async def compute_group_rewards(self, trajectory_group, env_group):
             return [(float("nan"), {}) for _ in env_group]
 
+    broken = chz.replace(
+        config,
+        dataset_builder=GamesBuilder(group=ShareOfDecided),
+        log_path=cli_utils.default_log_path("tutorial_405_mistake"),
+    )
     with mistake(DataValidationError, "nan"):
-        await main(chz.replace(config, dataset_builder=GamesBuilder(group=ShareOfDecided)))
+        await main(broken)
     return
 
 

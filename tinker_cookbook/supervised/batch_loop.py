@@ -46,7 +46,7 @@ from tinker_cookbook.supervised.types import (
 )
 from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.training.config import REQUIRED, TrainingConfig, number
-from tinker_cookbook.training.estimate import duration, estimate_line
+from tinker_cookbook.training.estimate import checkpoint_space, duration, estimate_line
 from tinker_cookbook.training.restarts import through_restarts
 from tinker_cookbook.training.session import (
     Metrics,
@@ -438,7 +438,14 @@ class _Loop:
         others = session.eval_seconds_after(step) + 2 * self.sample_seconds
         self._estimate = time.monotonic() - self._begun + left + others
         local = session.connection.kind == "local"
-        line = estimate_line(steps, round(a_step * steps), self._estimate, local=local, rates=rates)
+        line = estimate_line(
+            steps,
+            round(a_step * steps),
+            self._estimate,
+            local=local,
+            rates=rates,
+            checkpoints=checkpoint_space(self._config, self._schedule.total_steps),
+        )
         session.print(line)
 
     def _pop_facts(self) -> Metrics:

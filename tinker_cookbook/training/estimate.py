@@ -4,23 +4,53 @@ from __future__ import annotations
 
 import sys
 
+from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.hyperparam_utils import get_lora_param_count
+from tinker_cookbook.training.config import TrainingConfig, checkpoint_interval
 from tinker_cookbook.utils.cost_estimation import TokenCostRates
 
 
 def estimate_line(
-    steps: int, tokens: int, seconds: float, *, local: bool, rates: TokenCostRates | None
+    steps: int,
+    tokens: int,
+    seconds: float,
+    *,
+    local: bool,
+    rates: TokenCostRates | None,
+    checkpoints: tuple[int, int] = (0, 0),
 ) -> str:
     """Returns the estimate for the remaining steps of a run and their input tokens as one line.
 
-    A local run adds the peak memory of this process so far, a hosted one the cost by ``rates``.
+    A local run adds the peak memory of this process so far and the disk space of its periodic
+    ``checkpoints`` (number, bytes of one), a hosted one the cost by ``rates``.
     """
     parts = [f"{steps:,} steps", f"{short_count(tokens)} tokens", f"about {duration(seconds)}"]
     if local and (memory := peak_memory()):
         parts.append(f"peak {memory}")
+    count, size = checkpoints
+    if local and count and size:
+        disk = count * size
+        amount = f"{disk / 1e9:.1f} GB" if disk >= 1e9 else f"{disk / 1e6:.0f} MB"
+        parts.append(f"{amount} of disk for {count} checkpoints")
     if rates is not None:
         cost = tokens * rates.train_usd_per_million / 1e6
         parts.append(f"about ${cost:.2f} for training tokens")
     return f"estimate: {', '.join(parts)}"
+
+
+def checkpoint_space(config: TrainingConfig, steps: int) -> tuple[int, int]:
+    """Returns the number of periodic checkpoints of a run of ``steps`` steps, and the bytes of one.
+
+    The bytes are 0 if the size of the adapter is unknown, or all weights are trained.
+    """
+    every = checkpoint_interval(config, steps)
+    parts = (config.train_mlp, config.train_attn, config.train_unembed)
+    try:
+        parameters = get_lora_param_count(config.model_name, config.lora_rank, *parts)
+    except TinkerCookbookError:
+        parameters = 0
+    # In float32, with the two moments of the optimizer.
+    return (steps - 1) // every if every else 0, parameters * 12
 
 
 def peak_memory() -> str:

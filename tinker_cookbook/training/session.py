@@ -396,7 +396,7 @@ class TrainingSession:
         command = commands.continue_command(self.config.log_path)
         interrupted = is_interruption(error)
         gone = server_is_gone(error)
-        if command is None or not (self._saved_any or interrupted or gone):
+        if not (self._saved_any or interrupted or gone):
             return []
         if gone and self.config.server_wait:
             return []  # the run continues by itself
@@ -408,11 +408,14 @@ class TrainingSession:
         by = type(error).__name__
         if interrupted:
             by = "SIGTERM" if terminated() else "Ctrl-C"
-        saved = "" if self._saved_any else " before the first checkpoint"
-        if gone:
+        elif gone:
             by = "the loss of its server"
-            if program_takes("server_wait") and "server_wait=" not in command:
-                command += " server_wait=600"
+        saved = "" if self._saved_any else " before the first checkpoint"
+        if command is None:  # a script or a notebook
+            again = "behavior_if_log_dir_exists='resume'"
+            return [f"stopped by {by}{saved}; to continue, run it again with {again}"]
+        if gone and program_takes("server_wait") and "server_wait=" not in command:
+            command += " server_wait=600"
         return [f"stopped by {by}{saved}; continue with:", f"  {command}"]
 
     def summary(self) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import chz
@@ -32,6 +34,8 @@ from tinker_cookbook.rl.types import (
     StopCondition,
     StopReason,
 )
+
+logger = logging.getLogger(__name__)
 
 _MAX_TOKENS_REACHED: Metrics = {"max_tokens_reached": 1.0}
 
@@ -259,6 +263,7 @@ class EnvFromMessageEnv(Env):
                 return await self._after_step(observed, {})
             policy = self._config.parse_errors or self.parse_error_policy
             if policy is None and self.terminate_on_parse_error:
+                _warn_without_effect(type(self.message_env).__name__)
                 return self._truncated()
         unparsed = message.get("unparsed_tool_calls", ())
         reads = self.message_env.handles_unparsed_tool_calls
@@ -382,3 +387,13 @@ class EnvFromMessageEnv(Env):
         return StepResult.final(
             reward, self._stop_condition, metrics=metrics, logs=logs or {}, stop_reason=reason
         )
+
+
+@cache  # once for each class
+def _warn_without_effect(name: str) -> None:
+    logger.warning(
+        "terminate_on_length=False has no effect: an answer was cut off at max_tokens, and %s does "
+        "not handle it. Define its observe_truncated_response, or set "
+        "terminate_on_parse_error=False, so that the model may try again",
+        name,
+    )

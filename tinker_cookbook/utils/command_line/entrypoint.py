@@ -205,8 +205,8 @@ def config_class_of(main: object) -> type[Any] | None:
 def run_to_end(work: Awaitable[T]) -> T:
     """Runs ``work`` in an event loop, also in a notebook, whose kernel has one that is running.
 
-    A task that calls ``sys.exit(0)`` is an error. An invalid setting has a traceback that ends at
-    the caller: its message says all, and the frames of the event loop would hide it.
+    A task that calls ``sys.exit(0)`` is an error. An invalid setting and Ctrl-C have a traceback
+    that ends at the caller: the frames of the event loop would hide the message.
     """
     try:
         asyncio.get_running_loop()
@@ -217,7 +217,7 @@ def run_to_end(work: Awaitable[T]) -> T:
         run = _run_in_thread
     try:
         return run(work)
-    except ConfigurationError as error:
+    except (ConfigurationError, KeyboardInterrupt) as error:
         raise error.with_traceback(None) from None
 
 
