@@ -16,10 +16,15 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 
+from tinker_cookbook.model_table import LINEUP
+from tinker_cookbook.models import COLUMNS, row_of
+
 REPO = Path(__file__).resolve().parents[2]
 TUTORIALS = REPO / "build" / "tutorials"
 # Pages that a search would find before those that a reader wants, and too long for a model.
 LOGS = ("dev-log.md", "changelog.md", "benchmarks/")
+# Where docs/choosing.md has the list of hosted models.
+MODELS = "<!-- models -->"
 log = logging.getLogger("mkdocs.hooks")
 _pages: dict[str, list[Page]] = {}
 
@@ -62,7 +67,18 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         page.meta["search"] = {"exclude": True}
     if page.file.src_uri != "changelog.md" and "For people" not in introduction(markdown):
         log.warning("%s does not begin with a sentence 'For people …'", page.file.src_uri)
-    return markdown
+    return (
+        markdown.replace("<!-- models -->", _models())
+        if "<!-- models -->" in markdown
+        else markdown
+    )
+
+
+def _models() -> str:
+    rows = [row_of(name, rank=32) for name in LINEUP]
+    header = (*COLUMNS, "adapter, rank 32")
+    lines = [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
+    return "\n".join(lines) + "\n\n\\* by the exponent of Llama models: check it by a sweep"
 
 
 def introduction(markdown: str) -> str:

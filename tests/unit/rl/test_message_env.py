@@ -193,7 +193,7 @@ def test_an_answer_cut_off_that_no_one_takes_ends_the_episode(renderer, caplog):
 
     wrapped = EnvFromMessageEnv(renderer, Ignores(), terminate_on_length=False)
     trajectory = play(wrapped, Says(renderer, "y…"))
-    assert "has no effect" in caplog.text and "Ignores does not handle it" in caplog.text
+    assert "max_tokens, and Ignores does not handle it" in caplog.text
     assert trajectory.transitions[0].reward == -0.1 + 10
     assert trajectory.stop_reason is StopReason.MAX_TOKENS
     # Where malformed answers do not end the episode, this one does not either.
