@@ -201,7 +201,7 @@ def test_work_runs_where_a_loop_is_running_and_is_cancelled_by_ctrl_c():
             run_to_end(interrupted())
 
     async def interrupted():
-        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
+        asyncio.get_running_loop().call_later(0.3, os.kill, os.getpid(), signal.SIGINT)
         await work(3600)
 
     async def broken():
