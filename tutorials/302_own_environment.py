@@ -108,7 +108,7 @@ def _(mo):
     `problems` is any list; each entry makes an environment. Four of the ten animals are held out,
     in `test_problems`. A step samples eight answers about each of the six others.
 
-    The reward rises from about 0.2 to 0.9, and to 0.8 for the animals that were held out.
+    The reward rises from 0.2 to 0.85, and for the held-out animals from 0 to 0.75, three of four.
     """)
     return
 
@@ -152,10 +152,11 @@ async def _(
     rows = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
     rewards = {row["step"]: row["reward/total"] for row in rows if "reward/total" in row}
     held_out = {row["step"]: row[key] for row in rows if (key := "test/env/all/correct") in row}
-    expect("reward of the first step", rewards[1], 0.25, abs=0.15)
-    expect("reward of the last step", rewards[10], 0.9, abs=0.15)
-    expect("held-out animals before", held_out[0], 0.1, abs=0.2)
-    expect("held-out animals after", held_out[10], 0.8, abs=0.25)
+    expect("reward of the first step", rewards[1], 0.21, abs=0.1)
+    expect("reward of the last step", rewards[10], 0.85, abs=0.15)
+    # One animal is a quarter. RL amplifies the rounding of a CPU, so another may give one more.
+    expect("held-out animals before", held_out[0], 0.0, abs=0.25)
+    expect("held-out animals after", held_out[10], 0.75, abs=0.25)
     return animals, held_out, rewards, settings
 
 

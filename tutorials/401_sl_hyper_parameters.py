@@ -126,9 +126,10 @@ async def _(
     for _rank in ranks:
         print(f"rank {_rank:2}: " + "  ".join(f"{loss:.2f}" for loss in losses[_rank]))
     _best = rates[losses[32].index(min(losses[32]))]
-    expect("loss at 3e-4", losses[32][0], 4.2, rel=0.1)
-    expect("best loss", min(losses[32]), 0.2, abs=0.2)
-    expect("loss at 1e-1", losses[32][-1], 6, abs=3)
+    expect("loss at 3e-4", losses[32][0], 4.25, rel=0.01)
+    expect("best loss", min(losses[32]), 0.17, abs=0.02)
+    # Beyond the wall a run amplifies the rounding of a CPU.
+    expect("loss at 1e-1", losses[32][-1], 6.2, abs=2)
     expect("best rate", _best, 1e-2)
     expect("recommended rate", get_lr(model_name), 7.3e-3, rel=0.01)
     return losses, ranks, rates

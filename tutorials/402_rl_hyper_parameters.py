@@ -130,9 +130,10 @@ async def _(
             f"{_name:5} reward {_first['reward/total']:.2f} -> {_last['reward/total']:.2f}   "
             f"entropy {_first['optim/entropy']:.2f} -> {_last['optim/entropy']:.2f}"
         )
-    expect("last rewards, 1/100", last_rewards("1/100"), 0.4, abs=0.2)
+    # RL amplifies the rounding of a CPU: the bounds only separate the three rates.
+    expect("last rewards, 1/100", last_rewards("1/100"), 0.36, abs=0.15)
     expect("last rewards, 1/4", last_rewards("1/4"), 0.95, abs=0.1)
-    expect("last rewards, 4", last_rewards("4"), 0.0, abs=0.3)
+    expect("last rewards, 4", last_rewards("4"), 0.0, abs=0.2)
     return (curves,)
 
 

@@ -178,7 +178,7 @@ async def _(answers, expect, held_out, known, sft):
     reward_model, _loss = await sft(
         "rm", labelled(known), labelled(held_out), learning_rate=5e-3, max_steps=20
     )
-    expect("held-out loss (0.69 would be a guess)", _loss, 0.1, abs=0.3)
+    expect("held-out loss (0.69 would be a guess)", _loss, 0.113, abs=0.02)
     return judge, reward_model
 
 
@@ -269,10 +269,11 @@ async def _(
             f"held-out animals, step {_row['step']}: "
             f"score {_row['test/env/all/reward/total']:.2f}, right {_row['test/env/all/right']:.2f}"
         )
-    expect("score in the first step", steps[0]["reward/total"], 0.35, abs=0.15)
-    expect("score in the last step", steps[-1]["reward/total"], 0.85, abs=0.12)
-    expect("right in the first step", steps[0]["env/all/right"], 0.25, abs=0.2)
-    expect("right in the last step", steps[-1]["env/all/right"], 0.55, abs=0.25)
+    # RL amplifies the rounding of a CPU: the bounds only separate the first step from the last.
+    expect("score in the first step", steps[0]["reward/total"], 0.34, abs=0.1)
+    expect("score in the last step", steps[-1]["reward/total"], 0.88, abs=0.1)
+    expect("right in the first step", steps[0]["env/all/right"], 0.18, abs=0.1)
+    expect("right in the last step", steps[-1]["env/all/right"], 0.57, abs=0.2)
     return Liked, settings, steps
 
 
@@ -289,7 +290,7 @@ def _(mo):
 @app.cell
 async def _(Liked, expect, renderer):
     _score = await Liked("cow", renderer).check_answer("The cow is nice. It says hoot.")
-    expect("score of a cow that says hoot", _score, 0.8, abs=0.2)
+    expect("score of a cow that says hoot", _score, 0.82, abs=0.05)
     return
 
 
