@@ -65,7 +65,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         page.meta["hide"] = ["toc"]
     if page.file.src_uri.startswith(LOGS):
         page.meta["search"] = {"exclude": True}
-    if page.file.src_uri != "changelog.md" and "For people" not in introduction(markdown):
+    if "For people" not in introduction(markdown):
         log.warning("%s does not begin with a sentence 'For people …'", page.file.src_uri)
     return (
         markdown.replace("<!-- models -->", _models())
