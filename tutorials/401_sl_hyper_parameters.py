@@ -155,8 +155,8 @@ def _(mo):
     - **Steps**: at least 100 for a real task; more passes over few examples overfit (`test/nll`
       rises while `train_mean_nll` falls).
     - **Batch size**: 128 is a good start. The usual rule lets the rate grow with its square
-      root; our models wanted the same rate for 8 and 128 examples (`docs/research.md`, learning
-      rate and batch size).
+      root; from 8 to 128 examples our models wanted 1 to 2 times the rate, not 4
+      (`docs/research.md`, learning rate and batch size).
     - **Rank**: 32 is enough for most tasks. A larger rank holds more, if you have very many
       examples; it does not change the rate.
     """)

@@ -188,7 +188,7 @@ def _(mo):
       recipes.rl_basic learning_rate=3e-5,1e-4,3e-4 log_dir=…` compares rates with one loaded
       model.
     - `group_size` 8 to 16 and 32 to 128 problems a step; the usual rule lets the rate grow
-      with the square root of their number. In supervised learning we did not find this
+      with the square root of their number. In supervised learning we found less
       (`docs/research.md`, learning rate and batch size).
     - Groups whose rewards are all equal teach nothing: `env/all/by_group/frac_mixed` is the share
       that does.
