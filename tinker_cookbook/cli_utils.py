@@ -110,7 +110,9 @@ def runs_path(*parts: str) -> str:
 def default_log_path(recipe: str) -> str:
     """Returns the default ``log_path`` of a recipe: ``/tmp/tinker-examples/RECIPE``, or
     ``$TINKER_COOKBOOK_RUNS_DIR/RECIPE`` where the variable is set."""
-    return runs_path(recipe) if os.environ.get(RUNS_DIR_ENV_VAR) else f"{EXAMPLES_ROOT}/{recipe}"
+    # Not checked here, where it would break the import of programs that have their own log_path.
+    root = os.environ.get(RUNS_DIR_ENV_VAR, "").strip() or EXAMPLES_ROOT
+    return os.path.join(os.path.expanduser(root), recipe)
 
 
 def model_name_from_argv(argv: Sequence[str], default: str) -> str:

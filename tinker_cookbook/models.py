@@ -20,8 +20,10 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 COLUMNS = ("model", "kind", "renderer", "size", "rate")
 CAPTION = """\
-rate: learning rate; with *, by the exponent of Llama models: check it by a sweep
-rank N: parameters of an adapter of this rank; size 30B-A3B: mixture of experts, 3B active"""
+rate: learning rate of supervised training (RL: a quarter, DPO: a tenth);
+      with *, by the exponent of Llama models: check it by a sweep
+rank N: parameters of an adapter of this rank
+size: 30B-A3B is a mixture of experts with 30B parameters, 3B of them active"""
 
 
 @chz.chz

@@ -67,11 +67,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         page.meta["search"] = {"exclude": True}
     if "For people" not in introduction(markdown):
         log.warning("%s does not begin with a sentence 'For people …'", page.file.src_uri)
-    return (
-        markdown.replace("<!-- models -->", _models())
-        if "<!-- models -->" in markdown
-        else markdown
-    )
+    if MODELS in markdown:
+        markdown = markdown.replace(MODELS, _models())
+    return markdown
 
 
 def _models() -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +29,6 @@ Row = dict[str, Any]
 Arm = Callable[[int], Row]
 """Runs an arm with a seed."""
 
-_HOME = "TINKER_COOKBOOK_HOME"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours that colour-blind people can tell apart (Okabe and Ito 2008)."""
 
@@ -67,8 +65,7 @@ class StudyConfig:
 
     def resolved(self, **quick: Any) -> Self:
         """Returns the settings to run with: of a quick run with the values of ``quick`` for what
-        is not given, in a folder of its own. From now on weights are kept in this folder, if
-        TINKER_COOKBOOK_HOME names no other place.
+        is not given, in a folder of its own.
 
         Raises:
             ConfigurationError: ``log_path`` has results with other settings, or cannot be written.
@@ -79,8 +76,6 @@ class StudyConfig:
             quick = {name: value for name, value in quick.items() if name not in given}
             config = chz.replace(self, log_path=f"{self.log_path}/quick", **quick)
         _earlier(config)  # here, because the study makes its model next
-        # Most of its runs are of no use after it, so they should not be among those of the user.
-        os.environ[_HOME] = os.environ.get(_HOME) or str(_results(config).with_name("weights"))
         return config
 
 

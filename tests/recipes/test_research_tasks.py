@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import os
 import random
 import re
 from functools import partial
@@ -96,15 +95,6 @@ def test_a_table_has_only_the_seeds_asked_for_and_a_quick_run_a_folder_of_its_ow
         chz.replace(config, log_path=str(tmp_path / "quick")).resolved()
     if importlib.util.find_spec("matplotlib"):
         assert drawn == [3, 1, 1]
-
-
-def test_the_weights_of_a_study_are_in_its_folder_unless_the_user_has_a_place(
-    tmp_path, monkeypatch
-):
-    for given in ("/elsewhere", ""):
-        monkeypatch.setenv("TINKER_COOKBOOK_HOME", given)
-        StudyConfig(log_path=str(tmp_path)).resolved()
-        assert os.environ["TINKER_COOKBOOK_HOME"] == (given or str(tmp_path / "weights"))
 
 
 @pytest.fixture(scope="module")

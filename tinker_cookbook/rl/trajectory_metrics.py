@@ -74,7 +74,8 @@ def reward_part_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
             for report in (metrics, *(turn.metrics for turn in trajectory.transitions)):
                 total.update({name: float(value) for name, value in report.items()})
             reports_E.append(total)
-    names = sorted(set().union(*reports_E))
+    # No part of a reward that someone wrote.
+    names = sorted(set().union(*reports_E) - {"empty_answer"})
     if len(names) < 2 or len(reports_E) < 4 * len(groups):
         return {}
     values = np.array([[report[name] for name in names] for report in reports_E])

@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "publish": Subcommand(
         _MODULE, "PublishSettings", "publish", _FOLDER,
-        "uploads an export to the Hugging Face Hub", "my-adapter",
+        "uploads an export to the Hugging Face Hub", "my-adapter repo_id=user/name",
     ),
 }  # fmt: skip
 

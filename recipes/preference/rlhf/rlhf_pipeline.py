@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TypeVar
 
 import chz
@@ -42,7 +41,6 @@ from tinker_cookbook.recipes.preference.rlhf.win_rate import FILE, measure_win_r
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.run.changes import changed_settings
 from tinker_cookbook.run.config import write_config
-from tinker_cookbook.run.paths import CHECKPOINTS_FILE
 from tinker_cookbook.supervised import train as sft_train
 from tinker_cookbook.training.config import TrainingConfig, check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -101,8 +99,8 @@ def to_run(cli: CLIConfig) -> list[str]:
 
 def has_rm(cli: CLIConfig) -> bool:
     """Returns whether there is a reward model: a run with a prompted judge may have none."""
-    folder = Path(cli.stage_folder("rm"))
-    return cli.judge == "trained" or cli.run_rm or (folder / CHECKPOINTS_FILE).exists()
+    last = get_last_checkpoint(cli.stage_folder("rm"), "sampler_path")
+    return cli.judge == "trained" or cli.run_rm or (last is not None and last.final)
 
 
 def check(cli: CLIConfig) -> None:

@@ -183,7 +183,7 @@ class EnvFromMessageEnv(Env):
     def __post_init__(self) -> None:
         # Stored answers of a benchmark are found by it.
         self.example_id: str | None = getattr(self.message_env, "example_id", None)
-        if (every := self.message_env.compact_thinking_every) is not None:
+        if (every := getattr(self.message_env, "compact_thinking_every", None)) is not None:
             # A copy, because other environments have the same renderer. copy.copy would pickle it,
             # which needs a name.
             own = object.__new__(type(self.renderer))

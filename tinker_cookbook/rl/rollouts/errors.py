@@ -20,6 +20,8 @@ from tinker_cookbook.rl.rollouts.async_utils import EscapedError, as_exception, 
 from tinker_cookbook.rl.types import RolloutError
 from tinker_cookbook.utils.error_logs import where_raised
 
+_CODE_ERRORS = (TypeError, AttributeError, NameError, LookupError)
+
 
 class RolloutFailedError(TrainingError):
     """Raised if an environment or the policy raised an error, which is the cause."""
@@ -99,8 +101,8 @@ def add_group(error: Exception, place: str, fails_fast: bool) -> None:
     if not fails_fast or original(error) is error or error.args != (str(error),):
         return
     hint = "; rollout_error_tolerance=true retries rollouts and skips groups that keep failing"
-    # An invalid result would come again, so it is not retried.
-    repeats = isinstance(original(error), (DataError, ConfigurationError))
+    # An invalid result or an error in the code would come again, so a retry cannot help.
+    repeats = isinstance(original(error), (DataError, ConfigurationError, *_CODE_ERRORS))
     error.args = (f"{place}: {error}" + ("" if repeats else hint),)
 
 
