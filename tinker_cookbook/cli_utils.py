@@ -13,6 +13,7 @@ from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.run import replaced_run
 from tinker_cookbook.run.lock import lock_holder
 from tinker_cookbook.run.paths import CHECKPOINTS_FILE, LOCK_FILE, METRICS_FILE, local_path
+from tinker_cookbook.utils.command_line.programs import started_as
 
 LogdirBehavior = Literal["delete", "resume", "ask", "raise"]
 
@@ -20,10 +21,6 @@ RUNS_DIR_ENV_VAR = "TINKER_COOKBOOK_RUNS_DIR"
 DEFAULT_RUNS_DIR = "~/tinker-runs"
 
 _KEY = "behavior_if_log_dir_exists"
-_CHOICES = (
-    f"{_KEY}=resume (continue from its last checkpoint), {_KEY}=delete (start over), or another "
-    f"log_path=…"
-)
 EXAMPLES_ROOT = "/tmp/tinker-examples"
 
 
@@ -88,7 +85,7 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
     if behavior_if_exists == "ask":
         behavior_if_exists = _ask(path)
     if behavior_if_exists == "raise":
-        raise ConfigurationError(f"log_path={path} already holds a run; add {_CHOICES}")
+        raise ConfigurationError(f"log_path={path} already holds a run; add {_choices()}")
     if behavior_if_exists == "delete":
         # Resolve links, so that a link to the home folder is recognised.
         target = path.resolve()
@@ -134,7 +131,7 @@ def _ask(path: Path) -> LogdirBehavior:
     if not sys.stdin.isatty():
         raise ConfigurationError(
             f"log_path={path} already holds a run and there is no terminal to ask on; add "
-            f"{_CHOICES}"
+            f"{_choices()}"
         )
     while True:
         question = f"{path} already holds a run. [r]esume, [d]elete or [q]uit? "
@@ -148,6 +145,14 @@ def _ask(path: Path) -> LogdirBehavior:
             return "delete"
         if answer in ("q", "quit"):
             raise ConfigurationError(f"log_path={path} already holds a run; stopped as requested")
+
+
+def _choices() -> str:
+    # A script passes texts of Python, and a command line has no quotes.
+    quote = '"' if started_as() is None else ""
+    resume, delete = (f"{_KEY}={quote}{way}{quote}" for way in ("resume", "delete"))
+    ways = f"{resume} (continue from its last checkpoint), {delete} (start over)"
+    return f"{ways}, or another log_path=…"
 
 
 def why_not_deletable(target: Path) -> str | None:

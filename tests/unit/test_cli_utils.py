@@ -41,7 +41,7 @@ def test_raise_lists_the_ways_out(run):
     with pytest.raises(ConfigurationError) as error:
         check_log_dir(str(run), "raise")
     assert f"log_path={run} already holds a run" in str(error.value)
-    for way in ("=resume", "=delete"):
+    for way in ('="resume"', '="delete"'):  # a script, no command line
         assert f"behavior_if_log_dir_exists{way}" in str(error.value)
     assert "another log_path=" in str(error.value)
 

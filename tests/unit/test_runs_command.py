@@ -7,10 +7,13 @@ import socket
 import sys
 from statistics import fmean
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from homes import new_home
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.record.files import record_file
 from tinker_cookbook.run.lock import RunLock
 from tinker_cookbook.run.paths import existing_parent
 from tinker_cookbook.run.scan import read_run_folder
@@ -134,10 +137,12 @@ def test_the_error_of_few_test_episodes_is_not_0(tmp_path, rewards, error, of):
     name = "test/env/all/reward/total"
     folder = logs(tmp_path / "a", "ra")
     (folder / "metrics.jsonl").write_text(json.dumps({"step": 5, name: fmean(rewards)}) + "\n")
-    (folder / "iteration_000005").mkdir()
-    rows = [json.dumps({"total_reward": reward}) for reward in rewards]
-    path = folder / "iteration_000005" / "eval_test_rollout_summaries.jsonl"
-    path.write_text("\n".join(rows) + "\n")
+    # Two turns of each episode.
+    rows = [(i, 0, turn, reward) for i, reward in enumerate(rewards) for turn in range(2)]
+    names = ("group", "member", "turn", "episode_reward")
+    path = record_file(folder, 5, "eval_test")
+    path.parent.mkdir()
+    pq.write_table(pa.table([*zip(*rows, strict=True)], names=names), path)
     _, end, *_ = compare_metric(name, *[read_run_folder(folder)] * 2, last=10)
     assert (end.error, end.of) == (error and pytest.approx(error, abs=5e-4), of)
 

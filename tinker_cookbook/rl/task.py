@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -122,7 +123,7 @@ def run(
         **settings: Fields of ``rl.train.Config``, with the same defaults as in
             ``python -m recipes.math_rl.train --help=all``: ``batch_size``, ``group_size``,
             ``learning_rate``, ``max_tokens``, ``max_steps``, ``log_path`` (by default
-            ``/tmp/tinker-examples/rl_run_NAME`` with the name of ``env``) …
+            ``/tmp/tinker-examples/rl_run_CLASS``, of a function ``rl_run_SCRIPT_FUNCTION``) …
 
     Raises:
         ConfigurationError: A setting is unknown, of the wrong type, or invalid. Nothing was
@@ -157,8 +158,17 @@ async def run_async(
     except TypeError as error:  # the message of chz has the setting and both types
         raise ConfigurationError(f"rl.run: {error}") from error
     if config.recipe_name == "rl_run" and (name := getattr(env, "__name__", "")).isidentifier():
-        # Two tasks of one script must not go to the same folder. A lambda has no such name.
-        config = chz.replace(config, recipe_name=f"rl_run_{name}")
+        # Two tasks must not go to the same folder. A lambda has no such name.
+        parts = ["rl_run", "" if inspect.isclass(env) else _script_of(env), name]
+        config = chz.replace(config, recipe_name="_".join(filter(None, parts)))
     config = chz.replace(config, env=env, problems=problems, test_problems=test_problems)
     await train.main(config)
     return local_path(config.run_path)
+
+
+def _script_of(function: Any) -> str:
+    """Returns the name of the script or module of a function; empty in a notebook."""
+    module = str(function.__module__)
+    if module == "__main__":
+        return Path(getattr(sys.modules[module], "__file__", None) or "").stem
+    return module.rpartition(".")[2]

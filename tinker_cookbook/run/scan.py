@@ -27,6 +27,8 @@ _DEPTH = 3
 _NOT_SEARCHED = (".", "iteration_")
 _MESSAGE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", re.MULTILINE)
 _ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?:: |$)", re.MULTILINE)
+_SHOWN = 300
+"""Characters of an error's message."""
 _INTERRUPTIONS = ("KeyboardInterrupt", "CancelledError", "SystemExit")
 
 
@@ -40,7 +42,8 @@ class RunFolder:
         rows: Rows of ``metrics.jsonl``.
         checkpoints: Lines of ``checkpoints.jsonl``, oldest first.
         holder: The process that runs it now, described; ``None`` if none does.
-        error: Type of the error that ended it; ``None`` if it was not ended by one.
+        error: Type and message of the error that ended it, on one line and shortened; ``None`` if
+            it was not ended by one.
         problem: Why a file could not be read; ``None`` if all could.
     """
 
@@ -164,7 +167,7 @@ def _config_of(folder: Path) -> dict[str, Any]:
 
 
 def _error_of(folder: Path) -> str | None:
-    """Returns the type of the error that ended the run, if that is the last message of its log."""
+    """Returns the error that ended the run, if that is the last message of its log."""
     try:
         with open(folder / LOG_FILE, "rb") as file:
             # Without the beginning of a long log.
@@ -175,8 +178,14 @@ def _error_of(folder: Path) -> str | None:
     begins = [match.start() for match in _MESSAGE.finditer(text)]
     last = text[begins[-1] :] if begins else ""
     # The last of several chained tracebacks. The frames are indented, and a message may be long.
-    raised = _ERROR.search(last.rpartition("Traceback (most recent call last):")[2])
+    text = last.rpartition("Traceback (most recent call last):")[2]
+    raised = _ERROR.search(text)
     if raised is None or RUN_STOPPED not in last.partition("\n")[0]:
         return None
     name = raised[1].rpartition(".")[2]
-    return None if name in _INTERRUPTIONS else name
+    if name in _INTERRUPTIONS:
+        return None
+    # A message may have a text of the model, with line breaks and codes for a terminal.
+    whole = (c if c.isprintable() else " " for c in f"{name}: {text[raised.end() :]}")
+    line = " ".join("".join(whole).split()).removesuffix(":")
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"

@@ -14,11 +14,11 @@ import chz
 from rich.table import Table
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.record.read import Record
 from tinker_cookbook.run.best import METRICS, lower_is_better
 from tinker_cookbook.run.changes import setting_changes
 from tinker_cookbook.run.config import FOLDER_KEY
 from tinker_cookbook.run.data_record import data_changes, read_data_record
-from tinker_cookbook.run.jsonl import read_rows
 from tinker_cookbook.run.scan import RunFolder
 from tinker_cookbook.runs.inventory import find_run, take_inventory
 from tinker_cookbook.training.config import number
@@ -128,10 +128,13 @@ def _end(run: RunFolder, metric: str, values: dict[int, float], last: int) -> En
 
 
 def _test_rewards(folder: Path, step: int) -> list[float]:
-    """Returns the rewards of the test episodes of a step, if the run wrote them."""
-    file = folder / f"iteration_{step:06d}" / "eval_test_rollout_summaries.jsonl"
-    rewards: list[Any] = [row.get("total_reward") for row in read_rows(file)]
-    return [float(reward) for reward in rewards if type(reward) in (int, float)]
+    """Returns the rewards of all test episodes of a step, if the run recorded them."""
+    columns = ["group", "member", "episode_reward"]
+    table = Record(folder).table(step, "eval_test", columns)
+    rows: list[dict[str, Any]] = [] if table is None else table.to_pylist()
+    # An episode has a row for each of its turns.
+    rewards = {(row["group"], row["member"]): row["episode_reward"] for row in rows}
+    return list(rewards.values())
 
 
 def _error_of(rewards: Sequence[float]) -> tuple[float | None, str]:

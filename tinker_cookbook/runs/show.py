@@ -24,6 +24,8 @@ from tinker_cookbook.training.setting_lines import changed
 from tinker_cookbook.utils.command_line.config_file import program_of
 from tinker_cookbook.utils.command_line.programs import print_whole, program_command
 
+_LISTED = 100
+"""Characters of an error's message in the list."""
 FOLDER_DOC = "Folder with log folders; default: where recipes write, and the runs with weights here"
 
 
@@ -55,7 +57,7 @@ def list_runs(settings: ListSettings) -> None:
         data = [{"run_id": w.run_id, "log_path": str(w.log_path), "bytes": w.size} for w in left]
         print_whole(json.dumps({"runs": rows, "weights_without_log_folder": data}, indent=2))
         return
-    names = ("state", "metric", "weights", "changed", "recipe", "run")
+    names = ("state", "metric", "weights", "changed", "recipe", "run", "")
     lines = [names] + [
         (
             _state_text(row),
@@ -64,11 +66,12 @@ def list_runs(settings: ListSettings) -> None:
             _when(row["updated"]),
             row["recipe"],
             row["log_path"] if settings.folder is None else row["name"],
+            (row["error"] or "").partition(": ")[2][:_LISTED] if row["state"] == "failed" else "",
         )
         for row in rows
     ]
     widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
-    # One line for each run, also in a pipe; the path is last, because it is the longest.
+    # One line for each run, also in a pipe; the longest texts are last.
     padded = ["  ".join(f"{x:<{n}}" for x, n in zip(line, widths, strict=True)) for line in lines]
     print_whole("\n".join(line.rstrip() for line in padded) if rows else "no runs")
     if left:
@@ -94,6 +97,8 @@ def show_run(settings: ShowSettings) -> None:
     lines = [f"{run.path}", f"  {row['recipe']}, {_state_text(row)}, changed {_when(run.updated)}"]
     if run.holder:
         lines.append(f"  {run.holder}")
+    if run.state == "failed":
+        lines.append(f"  ended by {run.error}")
     if run.problem:
         lines.append(f"  cannot be read: {run.problem}")
     size = decimal(row["log_bytes"])
@@ -143,7 +148,7 @@ def _row(run: RunFolder, inventory: Inventory, metric: str | None) -> dict[str, 
 
 def _state_text(row: dict[str, Any]) -> str:
     at = "" if row["step"] is None else f" at {row['step']}"
-    by = f": {row['error']}" if row["state"] == "failed" else ""
+    by = f": {row['error'].partition(':')[0]}" if row["state"] == "failed" else ""
     return f"{row['state']}{at}{by}"
 
 

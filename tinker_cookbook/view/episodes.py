@@ -76,7 +76,8 @@ def listing(path: Path, rows: Rows) -> dict[str, Any]:
             one["prompt"] = (row.get("prompt") or [])[-_PREVIEW:]
         if row.get("answer") is not None:  # absent with record=summary
             one["tokens"] += len(row["answer"])
-            one["answer"] = row["answer"][:_PREVIEW]
+            if row["turn"] == 0:  # of the same turn as the prompt
+                one["answer"] = row["answer"][:_PREVIEW]
     ids = {token for one in found.values() for token in (*one["prompt"], *one["answer"])}
     texts = token_texts(path, ids)
     for one in found.values():

@@ -75,7 +75,7 @@ def test_an_own_task_is_learned_in_a_few_steps(model, tmp_path, capsys):
     assert found[1]["env/all/correct"] == pytest.approx(rewards[0])
 
 
-def test_a_function_may_make_the_environment(model, tmp_path):
+def test_a_function_may_make_the_environment(model, tmp_path, capsys):
     def make(problem, renderer):
         return WordsWithS(problem["name"], renderer)
 
@@ -83,6 +83,8 @@ def test_a_function_may_make_the_environment(model, tmp_path):
         make, ({"name": "Lily"},), model, max_steps=1, log_path=str(tmp_path / "run"), **SMALL
     )
     assert rows(asyncio.run(work))[-1]["step"] == 1
+    # Several scripts may have a function of this name.
+    assert "recipe_name=rl_run_test_task_make" in capsys.readouterr().out
 
 
 def test_an_environment_without_the_parameter_renderer_is_refused(model, tmp_path):

@@ -42,10 +42,10 @@ def stopped_by(folder, error, *later):
         ([ROW], [{**SAVED, "final": True}], None, "finished", None),
         ([ROW], [SAVED], None, "stopped", None),
         ([ROW], [], KeyboardInterrupt(), "stopped", None),
-        ([ROW], [SAVED], ValueError("two\nlines: 3"), "failed", "ValueError"),
+        ([ROW], [SAVED], ValueError("two\nlines: 3"), "failed", "ValueError: two lines: 3"),
         ([ROW], [SAVED], [ValueError("x"), "continued"], "stopped", None),
         ([], [], None, "empty", None),
-        ([], [], OSError("full"), "failed", "OSError"),
+        ([], [], OSError("full"), "failed", "OSError: full"),
         ([[1]], [SAVED], None, "damaged", None),
     ],
 )

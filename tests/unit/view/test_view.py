@@ -31,6 +31,7 @@ from tinker_cookbook.training import session
 from tinker_cookbook.utils import logtree
 from tinker_cookbook.utils.trace import IterationWindow, save_gantt_chart_html
 from tinker_cookbook.view.app import make_app
+from tinker_cookbook.view.episodes import episodes
 from tinker_cookbook.view.evaluations import evaluation
 from tinker_cookbook.view.page import page_html
 from tinker_cookbook.view.report import write_report
@@ -92,6 +93,10 @@ def write_run(folder, steps=2, groups=2):
                 )
             ]
             writer.write(step, "train", lambda groups=recorded, data=data: turn_table(groups, data))
+    write_vocabulary(folder)
+
+
+def write_vocabulary(folder):
     table = pa.table({"token": pa.array(TEXTS, pa.int32()), "bytes": list(TEXTS.values())})
     pq.write_table(table, folder / "record" / "vocabulary.parquet")
 
@@ -114,6 +119,18 @@ def write_sweep(folder):
         SweepRun(
             Point(name, settings, settings), "recipes.rl_basic", settings, folder / name
         ).finish(0)
+
+
+def test_a_row_has_the_prompt_and_the_answer_of_one_turn(tmp_path):
+    first, second = trajectory([7], 0.5).transitions + trajectory([2], 0.5).transitions
+    second.ob = tinker.ModelInput.from_ints([1, 7, 3])
+    group = TrajectoryGroup([Trajectory([first, second], tinker.ModelInput.empty())], [0.0], [{}])
+    with RecordWriter(tmp_path) as writer:
+        recorded = RecordedGroup(0, group, [], [0.0])
+        writer.write(1, "train", lambda: turn_table([recorded], []))
+    write_vocabulary(tmp_path)
+    [row] = episodes(tmp_path, 1, "train")["episodes"]
+    assert (row["prompt"], row["text"], row["turns"]) == ("What is 2 + 2?", "4", 2)
 
 
 def test_an_evaluation_names_the_checkpoint_and_not_only_the_base_model(tmp_path):

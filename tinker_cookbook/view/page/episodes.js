@@ -51,7 +51,7 @@ async function groupsView(run, place, episodes) {
     [anchor(`${number}`, { group: number, ...place, name: null }), make("div", { class: "quiet" }, members[0].tags.join(" "))],
     make("span", { class: "dots" }, members.map((one) => chip(one.reward, most, { href: link({ group: number, step: place.step, split: place.split, member: one.member }), title: `member ${one.member}: ${one.stop}` }))),
     [...new Set(members.map((one) => one.stop))].join(", "), short(Math.round(mean(members.map((one) => one.tokens)))),
-    make("div", { class: "preview end" }, (prompts.get(number) || "").slice(-90).trim()), make("div", { class: "preview" }, members[0].text),
+    make("div", { class: "preview end" }, (prompts.get(number) || "").slice(-90).trim()), [make("div", { class: "preview" }, members[0].text), members[0].turns > 1 ? quiet(`turn 1 of ${members[0].turns}`) : null],
     anchor("over steps", { problem: members[0].problem, group: null, step: place.step, split: place.split })]);
   const limit = (label, name) => control(label, make("input", { type: "number", step: "any", value: settings[name], oninput: keep(name) }));
   return [bar(search("text", "search whole texts"), choice("stop", "stop", different((one) => one.stop)), different((one) => one.tags).length > 2 ? choice("tag", "tag", different((one) => one.tags)) : null,
