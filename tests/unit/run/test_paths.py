@@ -10,9 +10,9 @@ from tinker_cookbook.run.paths import ensure_writable_dir, local_path
 
 @pytest.mark.parametrize("url", ["s3://bucket/run", "s3:/bucket/run", "gs://b", "file:///tmp/x"])
 def test_urls_are_refused_not_mangled(url):
-    with pytest.raises(ConfigurationError, match=f"log_path={url} is a .* address"):
+    with pytest.raises(ConfigurationError, match=f"log_path={url} is a URL"):
         local_path(url)
-    with pytest.raises(ConfigurationError, match=r"is a .* address"):
+    with pytest.raises(ConfigurationError, match=r"is a URL"):
         local_path(Path(url))
 
 
