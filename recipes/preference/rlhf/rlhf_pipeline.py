@@ -100,7 +100,7 @@ def to_run(cli: CLIConfig) -> list[str]:
 def has_rm(cli: CLIConfig) -> bool:
     """Returns whether there is a reward model: a run with a prompted judge may have none."""
     last = get_last_checkpoint(cli.stage_folder("rm"), "sampler_path")
-    return cli.judge == "trained" or cli.run_rm or (last is not None and last.final)
+    return cli.judge == "trained" or cli.run_rm or bool(last and last.final)
 
 
 def check(cli: CLIConfig) -> None:
