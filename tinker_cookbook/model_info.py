@@ -170,16 +170,20 @@ def warn_if_renderer_not_recommended(model_name: str, renderer_name: str | None)
     # The family may have renderers that are not in the hosted line-up, such as other efforts.
     recommended = (*attributes.recommended_renderers, *(family.renderers if family else ()))
     fitting = {name.partition("?")[0] for name in recommended}
-    # Do not warn because of a guess; a chat model's own template always fits.
-    if guessed or requested in fitting or (requested in TEMPLATE and attributes.is_chat):
+    # A chat model's own template always fits.
+    if requested in fitting or (requested in TEMPLATE and attributes.is_chat):
         return False
-    logger.warning(
-        "renderer_name: got %r, which is not recommended for %s: the model was trained with "
-        "another format; expected one of: %s. Leave renderer_name unset to use %r.",
-        renderer_name,
-        model_name,
-        ", ".join(attributes.recommended_renderers),
-        attributes.recommended_renderers[0],
+    # Whoever registers a renderer knows its models.
+    if requested not in {name for row in FAMILIES for name in row.renderers}:
+        return False
+    # Without a chat template any format may do, and one that no rule knows may be any of ours.
+    if guessed and (fitting <= {*BASE} or (fitting <= {*TEMPLATE} and requested not in BASE)):
+        return False
+    _warn_once(
+        f"renderer_name: got {renderer_name!r}, which is not recommended for {model_name}: the "
+        "model was trained with another format; expected one of: "
+        f"{', '.join(attributes.recommended_renderers)}. Leave renderer_name unset to use "
+        f"{attributes.recommended_renderers[0]!r}."
     )
     return True
 

@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -229,7 +230,10 @@ def test_the_type_of_a_vision_model_without_template_decides(
     assert get_model_attributes(str(tmp_path)).is_vl is (vision is not None)
 
 
-def test_a_configured_renderer_wins_and_a_misfit_is_said(caplog: pytest.LogCaptureFixture):
+def test_a_configured_renderer_wins_and_a_misfit_is_said(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+):
+    model_info._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert resolve_renderer_name("Qwen/Qwen3-8B", "qwen3") == ("qwen3", "asked for")
         assert not warn_if_renderer_not_recommended("Qwen/Qwen3-8B", None)
@@ -237,6 +241,17 @@ def test_a_configured_renderer_wins_and_a_misfit_is_said(caplog: pytest.LogCaptu
         assert resolve_renderer_name("Qwen/Qwen3-8B", "llama3") == ("llama3", "asked for")
     assert "got 'llama3'" in caplog.text
     assert "qwen3, qwen3_disable_thinking" in caplog.text
+    (tmp_path / "tokenizer.json").write_text("{}")
+    warns = partial(warn_if_renderer_not_recommended, str(tmp_path))
+    # Without a chat template any format may do.
+    assert not warns("role_colon")
+    (tmp_path / "chat_template.jinja").write_text("<|im_start|>")
+    assert warns("role_colon")
+    assert not any(map(warns, ("chatml", "chatml?x=y", "template", "of_the_user")))
+    # A template that no rule knows may be that of any chat format.
+    (tmp_path / "chat_template.jinja").write_text("another")
+    assert warns("role_colon")
+    assert not warns("llama3")
 
 
 def test_the_list_of_models_has_the_settings_of_a_run(monkeypatch, capsys):

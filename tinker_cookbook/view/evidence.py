@@ -128,7 +128,6 @@ def _only(shows: Callable[[Row], Any]) -> Callable[[Row], float]:
 # Causes of which the last step only shows what followed.
 _BEGIN = {
     "learning_rate_too_high", "loss_spike", "chosen_falls", "entropy_collapse", "high_kl",
-    "length_drift",
 }  # fmt: skip
 # Members of one group that are alike.
 _SAME_GROUP = ("same_text", "entropy_collapse")

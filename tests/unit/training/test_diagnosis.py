@@ -216,6 +216,27 @@ def test_two_steps_and_mixed_groups_are_no_cause():
     assert causes_of(diagnosed([step(i, **mixed) for i in range(1, 9)]), {}) == []
 
 
+@pytest.mark.parametrize(
+    ("rewards", "mixed", "name"),
+    [
+        ([0.123, 0.125, 0.121, 0.125], 0.15, "one_reward"),  # one word in each answer counts
+        ([0.123, 0.125, 0.121, 0.125], 0.4, None),
+        ([0.11, 0.125, 0.14, 0.16], 0.15, None),  # a slow rise
+        ([0.98, 1.0, 0.99, 1.0], 0.15, None),  # solved
+    ],
+)
+def test_a_flat_reward_with_few_mixed_groups_is_one_reward(rewards, mixed, name):
+    rows = [
+        step(i, **EQUAL | {"env/all/by_group/frac_mixed": mixed, "reward/total": rewards[i // 3]})
+        for i in range(1, 12)
+    ]
+    assert diagnosed(rows[:9]) == rows[:9]
+    found = causes_of(diagnosed(rows), {})
+    assert [(one.name, one.since) for one in found] == ([] if name is None else [(name, 1)])
+    # Teachers give another signal.
+    assert not causes_of(diagnosed([{**row, "teacher_kl": 0.1} for row in rows]), {})
+
+
 def test_a_model_that_has_learned_short_answers_is_no_cause():
     """As ``rl_basic`` from step 25: all right, and each group one text."""
     learning = EQUAL | {"env/all/by_group/frac_mixed": 0.5, "env/all/by_group/frac_all_bad": 0.5}

@@ -26,6 +26,8 @@ from tinker_cookbook.training.diagnosis.history import (
     steps_text,
 )
 
+_MANY = 10
+"""Steps after which a reward that stays the same is no slow start."""
 ONLY_ZERO = "perhaps because the grader returns nothing else"
 
 
@@ -111,6 +113,24 @@ def _one_reward(run: History) -> str | None:
     return f"Every answer gets the reward {last.pop():.3g}"
 
 
+def _flat(run: History) -> Found:
+    """The reward never changed, and few groups have different rewards."""
+    rows, rewards = [*run.rows][-_MANY:], run(REWARD).values[-LONG:]
+    mixed = fmean([row.get(MIXED, 1.0) for row in rows] or [1.0])
+    # Only 0 is for `all_bad`.
+    if len(rows) < _MANY or mixed >= 0.2 or TEACHER in run.last or not any(rewards):
+        return None
+    # A tenth: the few answers that differ move the mean by less. Near 1 the problems are solved.
+    mean = run.mean_of(REWARD)
+    if not max(rewards) - min(rewards) <= 0.1 * max(map(abs, rewards)) or 0.8 <= mean <= 1.05:
+        return None
+    steps = [int(row["step"]) for row in rows]
+    return steps[0], (
+        f"The reward stays near {mean:.3g}, and in {1 - mixed:.0%} of the groups of "
+        f"{steps_text(steps)} all samples get the same reward"
+    )
+
+
 def _mostly_bad(run: History) -> bool:
     return run.mean_of(BAD) >= 0.9
 
@@ -151,7 +171,7 @@ def rule_of(name: str) -> Callable[[History], Found]:
     def rule(run: History) -> Found:
         steps = run.streak(no_signal)
         if len(steps) < STEPS or (text := condition(run)) is None:
-            return None
+            return _flat(run) if name == "one_reward" else None
         return steps[0], f"{text}, so all samples of a group get the same reward"
 
     return rule

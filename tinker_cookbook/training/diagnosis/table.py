@@ -138,7 +138,7 @@ CAUSES: dict[str, Rule] = {
         rules.rate_too_high,
         "learning_rate",
         0.1,
-        "{start_again}",
+        "get_lr(model_name) recommends a rate; {start_again}",
         metrics=(
             *LOSSES,
             TEACHER,
@@ -244,7 +244,12 @@ CAUSES: dict[str, Rule] = {
         hint="check that it fits the model; show the format in the prompt; compare check_format "
         "with the answers",
     ),
-    "one_reward": _equal("one_reward", REWARD, hint="look at the code that computes the reward"),
+    "one_reward": _equal(
+        "one_reward",
+        REWARD,
+        hint="look at the code that computes the reward; if it is right, let it also depend on "
+        "something in which the answers differ",
+    ),
     "all_good": _equal(
         "all_good",
         GOOD,

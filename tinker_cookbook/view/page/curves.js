@@ -2,7 +2,7 @@
 
 /** Causes of a run: what, since when, which setting, and links to what shows it. */
 function causesView(run) {
-  if (!run.causes.length) return run.axes.steps.length ? make("p", { class: "quiet" }, run.checked ? "No known cause holds." : "Causes were not looked for: this run has fewer than three steps of training, or another program wrote it.") : null;
+  if (!run.causes.length) return run.axes.steps.length ? make("p", { class: "quiet" }, run.checked ? "No problem found." : "Causes were not looked for: this run has fewer than three steps of training, or another program wrote it.") : null;
   return run.causes.map((one) => note(make("b", {}, spaced(one.name)), ` ${one.since === one.until ? `at step ${one.since}` : `steps ${one.since} to ${one.until}`}${one.holds ? "" : ", no longer"}: ${one.text}. `,
     "To change: ", one.setting ? make("code", {}, one.setting) : null, `${one.setting ? ": " : ""}${one.advice}. `,
     one.evidence.map(({ step, split, group, member, datum, text }, i) => [i ? " · " : null, anchor(`step ${step}, ${datum === undefined ? `group ${group}, member ${member}` : `example ${datum}`}: ${text}`, { run: run.name, tab: "episodes", step, split, group, member, datum }, {})])));
