@@ -173,7 +173,7 @@ def warn_if_renderer_not_recommended(model_name: str, renderer_name: str | None)
     # A chat model's own template always fits.
     if requested in fitting or (requested in TEMPLATE and attributes.is_chat):
         return False
-    # Whoever registers a renderer knows its models.
+    # A registered renderer may fit any model.
     if requested not in {name for row in FAMILIES for name in row.renderers}:
         return False
     # Without a chat template any format may do, and one that no rule knows may be any of ours.

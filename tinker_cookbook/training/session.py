@@ -405,15 +405,12 @@ class TrainingSession:
             not self._finished_any
         ):
             return []
-        by = type(error).__name__
+        by = "the loss of its server" if gone else type(error).__name__
         if interrupted:
             by = "SIGTERM" if terminated() else "Ctrl-C"
-        elif gone:
-            by = "the loss of its server"
         saved = "" if self._saved_any else " before the first checkpoint"
         if command is None:  # a script or a notebook
-            again = "behavior_if_log_dir_exists='resume'"
-            return [f"stopped by {by}{saved}; to continue, run it again with {again}"]
+            return [f"stopped by {by}{saved}; run again with behavior_if_log_dir_exists='resume'"]
         if gone and program_takes("server_wait") and "server_wait=" not in command:
             command += " server_wait=600"
         return [f"stopped by {by}{saved}; continue with:", f"  {command}"]
