@@ -157,7 +157,7 @@ async def run_async(
         config = chz.Blueprint(TaskConfig).apply(named).make()
     except TypeError as error:  # the message of chz has the setting and both types
         raise ConfigurationError(f"rl.run: {error}") from error
-    if config.recipe_name == "rl_run" and (name := getattr(env, "__name__", "")).isidentifier():
+    if "recipe_name" not in named and (name := getattr(env, "__name__", "")).isidentifier():
         # Two tasks must not go to the same folder. A lambda has no such name.
         parts = ["rl_run", "" if inspect.isclass(env) else _script_of(env), name]
         config = chz.replace(config, recipe_name="_".join(filter(None, parts)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from rich.filesize import decimal
+
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.hyperparam_utils import get_lora_param_count
 from tinker_cookbook.training.config import TrainingConfig, checkpoint_interval
@@ -29,9 +31,7 @@ def estimate_line(
         parts.append(f"peak {memory}")
     count, size = checkpoints
     if local and count and size:
-        disk = count * size
-        amount = f"{disk / 1e9:.1f} GB" if disk >= 1e9 else f"{disk / 1e6:.0f} MB"
-        parts.append(f"{amount} of disk for {count} checkpoints")
+        parts.append(f"{decimal(count * size)} of disk for {count} checkpoints")
     if rates is not None:
         cost = tokens * rates.train_usd_per_million / 1e6
         parts.append(f"about ${cost:.2f} for training tokens")

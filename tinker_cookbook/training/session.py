@@ -405,9 +405,9 @@ class TrainingSession:
             not self._finished_any
         ):
             return []
-        by = "the loss of its server" if gone else type(error).__name__
-        if interrupted:
-            by = "SIGTERM" if terminated() else "Ctrl-C"
+        by = ("SIGTERM" if terminated() else "Ctrl-C") if interrupted else type(error).__name__
+        if gone:
+            by = "the loss of its server"
         saved = "" if self._saved_any else " before the first checkpoint"
         if command is None:  # a script or a notebook
             return [f"stopped by {by}{saved}; run again with behavior_if_log_dir_exists='resume'"]
